@@ -1,0 +1,1 @@
+//! Engine simulator, load generator and side-by-side runs: how prefixlb is shown and measured.

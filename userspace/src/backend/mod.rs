@@ -1,0 +1,3 @@
+//! Backends: which there are, where they are, how they fare.
+
+pub mod health;

@@ -1,0 +1,3 @@
+//! The `prefixlb` command.
+
+fn main() {}
