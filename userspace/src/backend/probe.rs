@@ -160,7 +160,11 @@ async fn probe(watch: &Watch, health: &HealthSettings) -> Probe {
     match answer {
         Ok(answer) if (200..300).contains(&answer.status) => Probe::Good,
         Ok(answer) => {
-            tracing::debug!(backend = watch.name(), status = answer.status, "probe failed");
+            tracing::debug!(
+                backend = watch.name(),
+                status = answer.status,
+                "probe failed"
+            );
             Probe::Bad
         }
         Err(error) => {
@@ -224,11 +228,7 @@ mod tests {
         let down = Streak::known(false);
         let rows = [
             (up, quiet(&[Bad, Bad, Good, Bad, Bad]), vec![None; 5]),
-            (
-                up,
-                quiet(&[Bad, Slow, Bad]),
-                vec![None, None, Some(false)],
-            ),
+            (up, quiet(&[Bad, Slow, Bad]), vec![None, None, Some(false)]),
             (
                 down,
                 quiet(&[Good, Bad, Good, Good, Good]),

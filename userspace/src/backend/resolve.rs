@@ -100,7 +100,14 @@ pub(super) async fn run(watch: &Watch) {
         take_answer(backend, answer);
         watch.resolved.send_modify(|answers| *answers += 1);
         let until_next = async {
-            pause(&mut plan, began, 1.0, |pool| pool.resolve_interval, |_| false).await;
+            pause(
+                &mut plan,
+                began,
+                1.0,
+                |pool| pool.resolve_interval,
+                |_| false,
+            )
+            .await;
         };
         let on_request = async {
             tokio::time::sleep_until(began + SHORTEST_PAUSE).await;

@@ -70,7 +70,14 @@ async fn scrape(watch: &Watch, settings: &SignalSettings, memory: &mut Memory) -
     let backend = &watch.backend;
     let addrs = backend.addrs.load_full();
     let limit = settings.stale_after;
-    let page = fetch::get(&addrs, &backend.authority, &settings.path, PAGE_BYTES, limit).await;
+    let page = fetch::get(
+        &addrs,
+        &backend.authority,
+        &settings.path,
+        PAGE_BYTES,
+        limit,
+    )
+    .await;
     let page = match page {
         Ok(page) if page.status == 200 => page.body,
         Ok(page) if matches!(page.status, 300..=499 | 501) => return Scrape::Missing,

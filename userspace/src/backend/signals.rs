@@ -119,11 +119,13 @@ impl Reading {
 }
 
 fn known(name: &str) -> Option<&'static str> {
-    [WAITING, RUNNING, KV_USE, LOOKED_UP, COMPUTED, HITS, CAPACITY]
-        .into_iter()
-        .flatten()
-        .find(|&&known| known == name)
-        .copied()
+    [
+        WAITING, RUNNING, KV_USE, LOOKED_UP, COMPUTED, HITS, CAPACITY,
+    ]
+    .into_iter()
+    .flatten()
+    .find(|&&known| known == name)
+    .copied()
 }
 
 fn identity(sample: &Sample<'_>) -> u64 {
@@ -209,7 +211,13 @@ mod tests {
     fn llama_capacity_is_slots_times_context() {
         let props = br#"{"default_generation_settings":{"n_ctx":4096},"total_slots":4}"#;
         assert_eq!(llama_capacity(props), Some(16_384));
-        for odd in ["", "[]", "{}", r#"{"total_slots":-1}"#, "{\"total_slots\":1}"] {
+        for odd in [
+            "",
+            "[]",
+            "{}",
+            r#"{"total_slots":-1}"#,
+            "{\"total_slots\":1}",
+        ] {
             assert_eq!(llama_capacity(odd.as_bytes()), None, "{odd}");
         }
     }

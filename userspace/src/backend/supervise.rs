@@ -188,7 +188,10 @@ impl Supervisor {
         {
             return;
         }
-        tracing::error!(?ended, "the task that watches a backend ended; starting it anew");
+        tracing::error!(
+            ?ended,
+            "the task that watches a backend ended; starting it anew"
+        );
         self.watched.retain(|watched| !watched.task.is_finished());
         let Some(snapshot) = self.in_force.clone() else {
             return;
