@@ -213,6 +213,35 @@ pub enum PolicyKind {
     Weighted,
 }
 
+impl PolicyKind {
+    /// Every policy.
+    pub const ALL: [Self; 8] = [
+        Self::Sticky,
+        Self::RoundRobin,
+        Self::LeastLoad,
+        Self::PowerOfTwo,
+        Self::ConsistentHash,
+        Self::Session,
+        Self::AlwaysSticky,
+        Self::Weighted,
+    ];
+
+    /// Its name in config, CLI, metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sticky => "sticky",
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoad => "least-load",
+            Self::PowerOfTwo => "power-of-two",
+            Self::ConsistentHash => "consistent-hash",
+            Self::Session => "session",
+            Self::AlwaysSticky => "always-sticky",
+            Self::Weighted => "weighted",
+        }
+    }
+}
+
 /// What the gate compares with tau.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
