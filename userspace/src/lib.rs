@@ -17,5 +17,6 @@ pub mod backend;
 pub mod kernel;
 
 pub mod admin;
+pub mod control;
 pub mod metrics;
 pub mod reqlog;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 
 use crate::backend::health::Passive;
+use crate::backend::resolve::Resolution;
 use crate::config::{BackendSettings, PoolSettings, Settings};
 use crate::metrics::{BackendMetrics, PoolMetrics, ProxyMetrics};
 use crate::picker::{Ledger, Member, Picker, SignalTable};
@@ -102,6 +103,8 @@ pub struct Backend {
     pub authority: String,
     /// Addresses, as last resolved; empty until the first answer.
     pub addrs: ArcSwap<Vec<SocketAddr>>,
+    /// What name resolution and the data path tell each other.
+    pub resolution: Resolution,
     /// Raised when pooled connections must not be used any more (address changed, drained, removed).
     pub pool_epoch: AtomicU64,
     /// What traffic says of its health.

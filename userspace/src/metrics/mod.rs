@@ -3,6 +3,9 @@
 //! Labels come from the configuration alone, so the number of series never depends on what clients send.
 //! Exposition (names, HELP, units) is `expose`'s business.
 
+pub mod expose;
+mod expose_text;
+
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
