@@ -196,6 +196,22 @@ impl Default for PolicySettings {
     }
 }
 
+/// Requests in flight that end stickiness where load is counted in requests and no tau is set: a difference
+/// of eight is where published routers give affinity up.
+const REQUESTS_TAU: u64 = 8;
+
+impl PolicySettings {
+    /// The gate in the scorer's unit: tau if it is set, else `r_peak` × `t_max` tokens, or 8 requests.
+    #[must_use]
+    pub fn effective_tau(&self) -> u64 {
+        let default = match self.scorer {
+            Scorer::TokenLoad => (self.r_peak * self.t_max.as_secs_f64()) as u64,
+            Scorer::ActiveRequests => REQUESTS_TAU,
+        };
+        self.tau.unwrap_or(default)
+    }
+}
+
 /// The policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(

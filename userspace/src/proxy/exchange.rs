@@ -20,6 +20,7 @@ use super::response::ResponseHead;
 use super::scan::Scanner;
 use super::upload::Upload;
 use crate::backend::health::Outcome;
+use crate::backend::request_resolve;
 use crate::picker::PrefixKey;
 use crate::reqlog::Record;
 use crate::state::{Phase, Pool, Snapshot};
@@ -226,6 +227,7 @@ impl Exchange<'_> {
                 Err(error) => {
                     tracing::debug!(backend = backend.settings.name, %error, "cannot connect");
                     self.report(Outcome::Failed);
+                    request_resolve(&backend);
                     self.assigned = None;
                     self.tried.push(backend.slot);
                 }
