@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use prefixlb_common::ledger::{LEDGER_SLOTS, STATE_DRAINING, STATE_HEALTHY, STATE_PRESENT};
+use prefixlb_common::ledger::{LEDGER_SLOTS, STATE_HEALTHY, STATE_PRESENT};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::backend::health::Passive;
@@ -40,6 +40,11 @@ pub fn build(
     let mut pools = Vec::with_capacity(settings.pools.len());
     for pool in &settings.pools {
         let old = previous.and_then(|snapshot| find_pool(snapshot, &pool.name));
+        // A policy set at run time stays until the file itself says something new.
+        let tau = old
+            .filter(|old| old.settings.policy == pool.policy)
+            .map_or_else(|| pool.policy.clone(), |old| old.picker.policy())
+            .effective_tau();
         let mut backends = Vec::with_capacity(pool.backends.len());
         for backend in &pool.backends {
             let kept = old.and_then(|pool| find_backend(pool, backend));
@@ -47,7 +52,9 @@ pub fn build(
                 Some(kept) => kept.clone(),
                 None => admit(backend, pool, previous.is_none(), ledger, &mut taken)?,
             };
-            apply(&built, backend, pool, ledger);
+            let cell = ledger.cell(built.slot);
+            cell.cap.store(backend.max_active.unwrap_or(0), Relaxed);
+            cell.tau.store(tau, Relaxed);
             backends.push(built);
         }
         pools.push(Arc::new(build_pool(pool, backends, old, &settings)));
@@ -139,14 +146,6 @@ fn free_slot(ledger: Ledger, taken: &HashSet<u16>) -> Option<u16> {
     })
 }
 
-/// Writes what may change while a backend stays.
-fn apply(backend: &Backend, settings: &BackendSettings, pool: &PoolSettings, ledger: Ledger) {
-    let cell = ledger.cell(backend.slot);
-    cell.cap.store(settings.max_active.unwrap_or(0), Relaxed);
-    cell.tau.store(pool.policy.effective_tau(), Relaxed);
-    debug_assert!(cell.state.load(Relaxed) & (STATE_PRESENT | STATE_DRAINING) != 0);
-}
-
 fn build_pool(
     settings: &PoolSettings,
     backends: Vec<Arc<Backend>>,
@@ -175,7 +174,6 @@ fn build_pool(
             )),
         };
     };
-    // A policy set at run time stays until the file itself says something new.
     if old.settings.policy != settings.policy {
         old.picker.set_policy(settings.policy.clone());
     }
