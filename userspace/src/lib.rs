@@ -6,6 +6,7 @@
 //! [`admin`] are how it is watched.
 
 pub mod config;
+pub mod generation;
 pub mod state;
 
 pub mod proxy;

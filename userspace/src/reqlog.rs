@@ -41,6 +41,18 @@ pub struct Record<'a> {
 pub struct RequestLog {}
 
 impl RequestLog {
+    /// Whether requests are logged at all.
+    #[must_use]
+    pub fn enabled(&self) -> bool {
+        false
+    }
+
+    /// Whether a request that ended so is to be logged: failures always, others by the sampled share.
+    #[must_use]
+    pub fn wants(&self, failed: bool) -> bool {
+        failed
+    }
+
     /// Logs a request, subject to sampling; never blocks: if the writer is behind, the line is dropped and
     /// `false` comes back so that the caller can count it.
     pub fn record(&self, record: &Record<'_>) -> bool {

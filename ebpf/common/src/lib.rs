@@ -5,4 +5,6 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod chunked;
+pub mod framing;
 pub mod ledger;

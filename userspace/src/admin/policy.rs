@@ -196,7 +196,7 @@ pub fn to_json(policy: &PolicySettings) -> Value {
         "scorer": name_of(SCORERS, &policy.scorer),
         "threshold": policy.threshold,
         "tau": policy.tau,
-        "effective_tau": effective_tau(policy),
+        "effective_tau": policy.effective_tau(),
         "r_peak": policy.r_peak,
         "t_max": humantime::format_duration(policy.t_max).to_string(),
         "hysteresis": policy.hysteresis,
@@ -206,15 +206,10 @@ pub fn to_json(policy: &PolicySettings) -> Value {
     })
 }
 
-fn effective_tau(policy: &PolicySettings) -> u64 {
-    policy
-        .tau
-        .unwrap_or((policy.r_peak * policy.t_max.as_secs_f64()) as u64)
-}
 
 /// Makes `policy` the pool's: the gate in the ledger first, which the kernel's programs read too.
 pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
-    let tau = effective_tau(&policy);
+    let tau = policy.effective_tau();
     for backend in &pool.backends {
         shared.ledger.cell(backend.slot).tau.store(tau, Relaxed);
     }

@@ -64,6 +64,11 @@ impl PrefixKey {
     pub fn chain(&self) -> &[u64] {
         &self.chain
     }
+
+    /// Forgets the key, keeps its memory.
+    pub fn clear(&mut self) {
+        self.chain.clear();
+    }
 }
 
 /// Whether the parser wants more of the body.

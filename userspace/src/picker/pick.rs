@@ -88,6 +88,20 @@ impl PickReason {
     ];
     /// How many there are.
     pub const COUNT: usize = Self::ALL.len();
+
+    /// The label.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warm => "warm",
+            Self::Spill => "spill",
+            Self::Cold => "cold",
+            Self::NoKey => "no_key",
+            Self::Load => "load",
+            Self::Hash => "hash",
+            Self::Session => "session",
+        }
+    }
 }
 
 /// A pool's policy and index.
