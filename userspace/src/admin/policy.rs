@@ -13,16 +13,6 @@ use serde_json::{Value, json};
 use crate::config::{GateKind, HashOn, PolicyKind, PolicySettings, Scorer, SessionFrom};
 use crate::state::{Pool, Shared};
 
-const KINDS: &[(&str, PolicyKind)] = &[
-    ("sticky", PolicyKind::Sticky),
-    ("round-robin", PolicyKind::RoundRobin),
-    ("least-load", PolicyKind::LeastLoad),
-    ("power-of-two", PolicyKind::PowerOfTwo),
-    ("consistent-hash", PolicyKind::ConsistentHash),
-    ("session", PolicyKind::Session),
-    ("always-sticky", PolicyKind::AlwaysSticky),
-    ("weighted", PolicyKind::Weighted),
-];
 const GATES: &[(&str, GateKind)] = &[("gap", GateKind::Gap), ("absolute", GateKind::Absolute)];
 const SCORERS: &[(&str, Scorer)] = &[
     ("token-load", Scorer::TokenLoad),
@@ -60,7 +50,11 @@ pub fn changed(now: &PolicySettings, body: &[u8]) -> Result<PolicySettings, Stri
     })?;
     let mut fresh = now.clone();
     if let Some(name) = &change.kind {
-        fresh.kind = named("policy", KINDS, name)?;
+        fresh.kind = named(
+            "policy",
+            &PolicyKind::ALL.map(|kind| (kind.as_str(), kind)),
+            name,
+        )?;
     }
     if let Some(name) = &change.gate {
         fresh.gate = named("gate", GATES, name)?;
@@ -174,11 +168,6 @@ fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(allowed)
 }
 
-/// A policy's name.
-pub fn kind_name(kind: PolicyKind) -> &'static str {
-    name_of(KINDS, &kind)
-}
-
 /// The policy, in the words of the configuration file.
 pub fn to_json(policy: &PolicySettings) -> Value {
     let hash_on = match &policy.hash_on {
@@ -191,7 +180,7 @@ pub fn to_json(policy: &PolicySettings) -> Value {
         SessionFrom::Cookie(name) => format!("cookie:{name}"),
     };
     json!({
-        "kind": kind_name(policy.kind),
+        "kind": policy.kind.as_str(),
         "gate": name_of(GATES, &policy.gate),
         "scorer": name_of(SCORERS, &policy.scorer),
         "threshold": policy.threshold,
@@ -206,7 +195,6 @@ pub fn to_json(policy: &PolicySettings) -> Value {
     })
 }
 
-
 /// Makes `policy` the pool's: the gate in the ledger first, which the kernel's programs read too.
 pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
     let tau = policy.effective_tau();
@@ -215,7 +203,7 @@ pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
     }
     tracing::info!(
         pool = pool.settings.name,
-        kind = kind_name(policy.kind),
+        kind = policy.kind.as_str(),
         tau,
         "an operator changed a pool's policy"
     );

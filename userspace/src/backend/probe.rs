@@ -1,8 +1,8 @@
 //! Active health: a GET to each backend, again and again; the one writer of the healthy bit.
 //!
 //! Only 2xx is healthy: llama.cpp answers 503 while it loads its model. Verdicts need several probes of a
-//! kind in a row, with one exception: at the start of the process nobody knows anything, and the first good
-//! probe is enough. And slow probes are not proof: an engine with a full batch answers `/health` late and
+//! kind in a row, with one exception: at the start of the process nobody knows anything, and the first probe
+//! decides, unless it is merely slow. And slow probes are not proof: an engine with a full batch answers `/health` late and
 //! serves well all the same, so a probe that timed out says nothing while good answers go on coming.
 
 use std::time::Duration;
@@ -15,7 +15,6 @@ use crate::backend::fetch::{self, FetchError};
 use crate::backend::supervise::{Watch, jitter, pause};
 use crate::backend::{request_resolve, slow_start};
 use crate::config::HealthSettings;
-use crate::state::Backend;
 
 /// What one probe showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +38,11 @@ pub struct Streak {
 }
 
 impl Streak {
-    /// A backend of which nothing is known; its first probe decides.
+    /// A backend of which nothing is known and that has this verdict meanwhile; its first probe decides.
     #[must_use]
-    pub const fn unknown() -> Self {
+    pub const fn unknown(healthy: bool) -> Self {
         Self {
-            healthy: false,
+            healthy,
             fresh: true,
             good: 0,
             bad: 0,
@@ -78,26 +77,9 @@ impl Streak {
         let verdict = if self.good > 0 {
             self.healthy || fresh || self.good >= rise
         } else {
-            self.healthy && self.bad < fall
+            self.healthy && self.bad < fall && !(fresh && probe == Probe::Bad)
         };
         (std::mem::replace(&mut self.healthy, verdict) != verdict).then_some(verdict)
-    }
-}
-
-/// What traffic has shown so far; more of it than at the last probe means that the backend serves.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Traffic {
-    answers: u64,
-    bytes: u64,
-}
-
-impl Traffic {
-    fn of(backend: &Backend) -> Self {
-        let metrics = &backend.metrics;
-        Self {
-            answers: metrics.responses[0].get() + metrics.responses[1].get(),
-            bytes: metrics.response_bytes.get(),
-        }
     }
 }
 
@@ -105,7 +87,6 @@ impl Traffic {
 pub(super) async fn run(watch: &Watch) {
     let mut plan = watch.plan.clone();
     let mut streak = first_verdict(watch);
-    let mut traffic = Traffic::of(&watch.backend);
     loop {
         let health = plan.borrow_and_update().settings().health.clone();
         if !health.active {
@@ -121,9 +102,8 @@ pub(super) async fn run(watch: &Watch) {
         if probe != Probe::Good {
             watch.backend.metrics.probe_failures.inc();
         }
-        let now = Traffic::of(&watch.backend);
-        let serving = std::mem::replace(&mut traffic, now) != now;
-        let came_back = !(streak == Streak::unknown() && watch.from_start);
+        let serving = watch.backend.passive.was_alive();
+        let came_back = !(streak.fresh && watch.from_start);
         match streak.note(probe, serving, health.fall, health.rise) {
             Some(true) => come_up(watch, came_back),
             Some(false) => go_down(watch),
@@ -137,18 +117,16 @@ pub(super) async fn run(watch: &Watch) {
     }
 }
 
-/// Where a backend starts: with the bit that its slot carries, else unknown at the process's start, else
-/// (added by a reload, others serve) unhealthy until it has risen.
+/// Where a backend starts: with the bit that its slot carries. At the process's start that is hope, and the
+/// first probe decides; later (added by a reload, others serve) it is to rise like any other.
 fn first_verdict(watch: &Watch) -> Streak {
     let carried = watch
         .cell()
         .is_some_and(|cell| cell.state.load(Relaxed) & STATE_HEALTHY != 0);
-    if carried {
-        Streak::known(true)
-    } else if watch.from_start {
-        Streak::unknown()
+    if watch.from_start {
+        Streak::unknown(carried)
     } else {
-        Streak::known(false)
+        Streak::known(carried)
     }
 }
 
@@ -234,9 +212,16 @@ mod tests {
                 quiet(&[Good, Bad, Good, Good, Good]),
                 vec![None, None, None, Some(true), None],
             ),
-            (Streak::unknown(), quiet(&[Good]), vec![Some(true)]),
+            (Streak::unknown(false), quiet(&[Good]), vec![Some(true)]),
+            (Streak::unknown(true), quiet(&[Good]), vec![None]),
+            (Streak::unknown(true), quiet(&[Bad]), vec![Some(false)]),
             (
-                Streak::unknown(),
+                Streak::unknown(true),
+                quiet(&[Slow, Bad, Bad]),
+                vec![None, None, Some(false)],
+            ),
+            (
+                Streak::unknown(false),
                 quiet(&[Bad, Good, Good]),
                 vec![None, None, Some(true)],
             ),

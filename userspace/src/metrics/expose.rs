@@ -341,7 +341,7 @@ fn outcomes(page: &mut Page, rows: &[Row<'_>]) {
     );
     for row in rows {
         for reason in PickReason::ALL {
-            let labels = format!("{},reason=\"{}\"", row.labels, pick_label(reason));
+            let labels = format!("{},reason=\"{}\"", row.labels, reason.as_str());
             page.count(&labels, row.counted.picks[reason as usize].get());
         }
     }
@@ -488,20 +488,6 @@ fn counters(page: &mut Page, rows: &[Row<'_>]) {
         for row in rows {
             page.count(&row.labels, read(row.counted).get());
         }
-    }
-}
-
-/// The label of a pick's reason.
-#[must_use]
-pub const fn pick_label(reason: PickReason) -> &'static str {
-    match reason {
-        PickReason::Warm => "warm",
-        PickReason::Spill => "spill",
-        PickReason::Cold => "cold",
-        PickReason::NoKey => "no_key",
-        PickReason::Load => "load",
-        PickReason::Hash => "hash",
-        PickReason::Session => "session",
     }
 }
 

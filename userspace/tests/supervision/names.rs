@@ -30,7 +30,7 @@ async fn a_backend_that_moves_is_followed() {
     let world = World::new(vec![settings]);
     world.names.set("engine.test", &["127.0.0.2"]);
     world.supervise();
-    world.until_healthy(0).await;
+    old.until_judged().await;
     assert!(old.seen("/health") > 0 && new.seen("/health") == 0);
     assert_eq!(old.last_host(), format!("engine.test:{}", old.addr.port()));
     let backend = world.backend(0);
@@ -101,6 +101,7 @@ async fn a_name_that_never_resolved_is_unhealthy_and_then_comes() {
 async fn ipv6_literals_have_brackets_in_the_host_field() {
     let engine = Engine::start_on("[::1]:0".parse().unwrap()).await.unwrap();
     let world = World::supervised(vec![pool(vec![engine.backend()])]);
-    world.until_healthy(0).await;
+    engine.until_judged().await;
+    assert!(world.has(0, STATE_HEALTHY));
     assert_eq!(engine.last_host(), format!("[::1]:{}", engine.addr.port()));
 }

@@ -3,21 +3,20 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use prefixlb::backend::health::Passive;
-use prefixlb::backend::resolve::{Answer, Lookup, literal};
+use prefixlb::backend::resolve::{Answer, Lookup};
 use prefixlb::backend::supervise_with;
 use prefixlb::config::{BackendSettings, HealthSettings, PoolSettings, Settings, SignalSettings};
-use prefixlb::metrics::{BackendMetrics, PoolMetrics, ProxyMetrics};
-use prefixlb::picker::{Ledger, Member, Picker, SignalTable};
-use prefixlb::proxy::Waiters;
+use prefixlb::generation;
+use prefixlb::metrics::ProxyMetrics;
+use prefixlb::picker::{Ledger, SignalTable};
 use prefixlb::reqlog::RequestLog;
-use prefixlb::state::{Backend, Phase, Pool, Shared, Snapshot};
-use prefixlb_common::ledger::{STATE_HEALTHY, STATE_PRESENT, WEIGHT_ONE};
+use prefixlb::state::{Backend, Phase, Shared};
+use prefixlb_common::ledger::STATE_HEALTHY;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -114,6 +113,11 @@ impl Engine {
         seen.last()
             .map(|(_, host)| host.clone())
             .unwrap_or_default()
+    }
+
+    /// Waits until the first verdict is in: at the process's start a backend counts as healthy before it.
+    pub async fn until_judged(&self) {
+        eventually("two probes", || self.seen("/health") >= 2).await;
     }
 
     /// Connections open now.
@@ -232,7 +236,8 @@ impl World {
     /// Builds the state of `pools`; nothing is watched yet.
     pub fn new(pools: Vec<PoolSettings>) -> Self {
         let ledger = Ledger::in_process();
-        let snapshot = build(1, pools, ledger, None);
+        let snapshot =
+            generation::build(Settings::new(pools), None, ledger).expect("sound settings");
         let shared = Shared {
             snapshot: ArcSwap::from_pointee(snapshot),
             ledger,
@@ -263,8 +268,8 @@ impl World {
     /// Another configuration in force.
     pub fn reload(&self, pools: Vec<PoolSettings>) {
         let old = self.shared.snapshot.load_full();
-        let fresh = build(old.generation + 1, pools, self.shared.ledger, Some(&old));
-        self.shared.snapshot.store(Arc::new(fresh));
+        let fresh = generation::build(Settings::new(pools), Some(&old), self.shared.ledger);
+        generation::install(&self.shared, fresh.expect("sound settings"));
     }
 
     /// The backend on place `i` of the first pool.
@@ -293,100 +298,5 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.shared.phase.send_replace(Phase::Aborting);
-    }
-}
-
-fn build(
-    generation: u64,
-    pools: Vec<PoolSettings>,
-    ledger: Ledger,
-    old: Option<&Snapshot>,
-) -> Snapshot {
-    let settings = Settings::new(pools.clone());
-    let taken = old
-        .iter()
-        .flat_map(|old| &old.pools)
-        .flat_map(|pool| &pool.backends);
-    let mut next_slot = taken.map(|backend| backend.slot + 1).max().unwrap_or(0);
-    let pools = pools
-        .into_iter()
-        .map(|settings| {
-            let before = old.and_then(|old| {
-                let same = |pool: &&Arc<Pool>| pool.settings.name == settings.name;
-                old.pools.iter().find(same)
-            });
-            Arc::new(build_pool(settings, ledger, before, &mut next_slot))
-        })
-        .collect();
-    Snapshot {
-        generation,
-        settings,
-        pools,
-    }
-}
-
-fn build_pool(
-    settings: PoolSettings,
-    ledger: Ledger,
-    old: Option<&Arc<Pool>>,
-    next_slot: &mut u16,
-) -> Pool {
-    let backends: Vec<Arc<Backend>> = settings
-        .backends
-        .iter()
-        .map(|wanted| {
-            let same = |b: &&Arc<Backend>| {
-                b.settings.name == wanted.name && b.settings.port == wanted.port
-            };
-            if let Some(kept) = old.and_then(|pool| pool.backends.iter().find(same)) {
-                return Arc::clone(kept);
-            }
-            let slot = *next_slot;
-            *next_slot += 1;
-            Arc::new(build_backend(wanted, slot, ledger, &settings.health))
-        })
-        .collect();
-    Pool {
-        members: backends
-            .iter()
-            .map(|backend| Member {
-                slot: backend.slot,
-                identity: u64::from(backend.slot),
-            })
-            .collect(),
-        picker: match old {
-            Some(old) => Arc::clone(&old.picker),
-            None => Arc::new(Picker::new(
-                &settings,
-                &prefixlb::config::KeySettings::default(),
-            )),
-        },
-        waiters: Arc::new(Waiters::default()),
-        metrics: Arc::new(PoolMetrics::default()),
-        bytes_per_token_fp: Arc::new(AtomicU32::new(4096)),
-        settings,
-        backends,
-    }
-}
-
-fn build_backend(
-    settings: &BackendSettings,
-    slot: u16,
-    ledger: Ledger,
-    health: &HealthSettings,
-) -> Backend {
-    let cell = ledger.cell(slot);
-    cell.state.store(STATE_PRESENT, SeqCst);
-    cell.weight.store(WEIGHT_ONE, SeqCst);
-    cell.generation.fetch_add(1, SeqCst);
-    Backend {
-        settings: settings.clone(),
-        slot,
-        authority: settings.authority(),
-        addrs: ArcSwap::from_pointee(literal(&settings.host, settings.port).into_iter().collect()),
-        resolution: Default::default(),
-        pool_epoch: AtomicU64::new(0),
-        passive: Passive::new(ledger, slot, health),
-        metrics: BackendMetrics::default(),
     }
 }
