@@ -113,7 +113,7 @@ async fn a_refused_connection_counts_even_if_traffic_was_good() {
 async fn probes_run_side_by_side() {
     let (silent, lively) = (Engine::start().await, Engine::start().await);
     silent.reply("/health", Reply::Never);
-    let world = World::supervised(vec![pool(vec![silent.backend(), lively.backend()])]);
+    let _world = World::supervised(vec![pool(vec![silent.backend(), lively.backend()])]);
     eventually("probes of the other", || lively.seen("/health") >= 5).await;
     assert_eq!(silent.seen("/health"), 1);
 }
