@@ -4,6 +4,7 @@
 //! Exposition (names, HELP, units) is `expose`'s business.
 
 pub mod expose;
+mod expose_backend;
 mod expose_text;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};

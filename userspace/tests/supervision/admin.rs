@@ -125,7 +125,7 @@ async fn the_token_guards_all_but_health_and_readiness() {
         "DELETE /metrics",
     ];
     for request in guarded {
-        for token in [None, Some("wrong"), Some("secret2"), Some("")] {
+        for token in [None, Some("sacred"), Some("secret2"), Some("")] {
             let (status, body) = ask(addr, request, token, "").await;
             assert_eq!(status, 401, "{request} with {token:?}: {body}");
         }

@@ -140,6 +140,7 @@ async fn probes_follow_the_configuration() {
     b1.until_judged().await;
     b2.until_judged().await;
 
+    let removed = Arc::downgrade(&world.backend(0));
     let mut next = pool(vec![b2.backend(), b4.backend()]);
     next.health.path = "/ready".into();
     b4.reply("/ready", Reply::status(200));
@@ -154,6 +155,7 @@ async fn probes_follow_the_configuration() {
     eventually("probes of B2", || b2.seen("/ready") >= b2_so_far + 5).await;
     assert!(b1.seen("/health") <= last_of_b1 + 1);
     assert_eq!(b1.open(), 0);
+    eventually("nothing is left of B1", || removed.strong_count() == 0).await;
     assert!(world.has(0, STATE_HEALTHY), "kept through the reload");
 
     // However often it is reloaded, one probe is under way at a time.
