@@ -121,7 +121,8 @@ fn admit(
     cell.charged.store(0, Relaxed);
     let healthy = first_generation || !pool.health.active;
     let state = STATE_PRESENT | if healthy { STATE_HEALTHY } else { 0 };
-    cell.weight.store(fixed_weight(settings.weight, 1.0), Relaxed);
+    cell.weight
+        .store(fixed_weight(settings.weight, 1.0), Relaxed);
     cell.state.store(state, Relaxed);
     let addrs = literal(&settings.host, settings.port);
     Ok(Arc::new(Backend {
@@ -169,9 +170,7 @@ fn build_pool(
             picker: Arc::new(picker),
             waiters: Arc::new(Waiters::default()),
             metrics: Arc::new(PoolMetrics::default()),
-            bytes_per_token_fp: Arc::new(AtomicU32::new(
-                (all.key.bytes_per_token * 1024.0) as u32,
-            )),
+            bytes_per_token_fp: Arc::new(AtomicU32::new((all.key.bytes_per_token * 1024.0) as u32)),
         };
     };
     if old.settings.policy != settings.policy {

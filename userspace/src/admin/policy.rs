@@ -206,7 +206,6 @@ pub fn to_json(policy: &PolicySettings) -> Value {
     })
 }
 
-
 /// Makes `policy` the pool's: the gate in the ledger first, which the kernel's programs read too.
 pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
     let tau = policy.effective_tau();
