@@ -5,6 +5,7 @@
 //! BPF programs. [`config`] says what was meant, [`state`] is what all workers share, [`metrics`] and
 //! [`admin`] are how it is watched.
 
+pub mod cli;
 pub mod config;
 pub mod generation;
 pub mod state;

@@ -46,6 +46,21 @@ pub enum Phase {
 }
 
 impl Shared {
+    /// The state of a process that starts with `settings`.
+    pub fn start(settings: Settings, ledger: Ledger) -> Result<Arc<Self>, String> {
+        let log = RequestLog::start(&settings.log);
+        let first = crate::generation::build(settings, None, ledger)?;
+        Ok(Arc::new(Self {
+            snapshot: ArcSwap::from_pointee(first),
+            ledger,
+            signals: SignalTable::default(),
+            metrics: ProxyMetrics::default(),
+            epoch: Instant::now(),
+            phase: tokio::sync::watch::Sender::new(Phase::Serving),
+            log,
+        }))
+    }
+
     /// Milliseconds since start, the clock of picks and signals.
     #[must_use]
     pub fn now_ms(&self) -> u64 {

@@ -1,8 +1,12 @@
 //! Configuration: what was typed becomes what is meant.
 //!
-//! [`settings`] holds what is meant, with every default in one place. What was typed lives in the reader
-//! and goes no further.
+//! [`settings`] holds what is meant, with every default in one place. `typed` is the shape of the file,
+//! `values` reads single values, `reader` brings the two together and says where a mistake is.
 
+mod reader;
 pub mod settings;
+mod typed;
+pub mod values;
 
+pub use reader::{ConfigError, check, read, read_file};
 pub use settings::*;

@@ -29,4 +29,4 @@ mod worker;
 
 pub use reason::Reason;
 pub use waiters::Waiters;
-pub use worker::{bind, run_worker};
+pub use worker::{bind, probe, run_worker};

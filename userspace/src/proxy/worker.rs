@@ -26,6 +26,15 @@ const BACKLOG: i32 = 4096;
 /// After running out of descriptors, accepting rests this long: the flows that hold them need the time.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
+/// Whether `addr` is free. Listeners that share a port would share it with another process as well, which
+/// would then get half of the connections; so the first bind is one that does not share.
+pub fn probe(addr: SocketAddr) -> io::Result<()> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&addr.into())?;
+    socket.listen(1)
+}
+
 /// A listener that other workers' listeners share the port with.
 pub fn bind(addr: SocketAddr) -> io::Result<StdListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
