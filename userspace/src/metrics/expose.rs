@@ -49,6 +49,14 @@ fn process(page: &mut Page, shared: &Shared, snapshot: &Snapshot) {
         "Memory of the process that is in RAM.",
     )
     .count("", resident_bytes().unwrap_or(0));
+    let backing = shared.metrics.ledger_backing.get();
+    let backing = backing.map_or("memory", String::as_str);
+    page.family(
+        "prefixlb_ledger_info",
+        G,
+        "Where the ledger's memory is, always 1.",
+    )
+    .count(&labels(&[("backing", backing)]), 1);
     page.family("prefixlb_workers", G, "Worker threads configured.")
         .count("", snapshot.settings.workers as u64);
     page.family(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use prefixlb::admin;
+use prefixlb::cli::Run;
 use prefixlb::config::{PolicyKind, Settings};
 use prefixlb::control::Control;
 use prefixlb::state::Phase;
@@ -47,7 +48,11 @@ pub async fn world_with_admin(on: &str, token: Option<&str>) -> (World, SocketAd
     if addr.ip().is_unspecified() {
         addr.set_ip("127.0.0.1".parse().unwrap());
     }
-    let served = admin::serve(listener, Arc::clone(&world.shared), Control {});
+    let served = admin::serve(
+        listener,
+        Arc::clone(&world.shared),
+        Control::new(Arc::clone(&world.shared), Run::default()),
+    );
     tokio::spawn(served);
     world.until_healthy(0).await;
     world.until_healthy(1).await;

@@ -7,14 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
 use prefixlb::backend::resolve::{Answer, Lookup};
 use prefixlb::backend::supervise_with;
 use prefixlb::config::{BackendSettings, HealthSettings, PoolSettings, Settings, SignalSettings};
 use prefixlb::generation;
-use prefixlb::metrics::ProxyMetrics;
-use prefixlb::picker::{Ledger, SignalTable};
-use prefixlb::reqlog::RequestLog;
+use prefixlb::picker::Ledger;
 use prefixlb::state::{Backend, Phase, Shared};
 use prefixlb_common::ledger::STATE_HEALTHY;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -235,20 +232,9 @@ pub struct World {
 impl World {
     /// Builds the state of `pools`; nothing is watched yet.
     pub fn new(pools: Vec<PoolSettings>) -> Self {
-        let ledger = Ledger::in_process();
-        let snapshot =
-            generation::build(Settings::new(pools), None, ledger).expect("sound settings");
-        let shared = Shared {
-            snapshot: ArcSwap::from_pointee(snapshot),
-            ledger,
-            signals: SignalTable::default(),
-            metrics: ProxyMetrics::default(),
-            epoch: Instant::now(),
-            phase: tokio::sync::watch::Sender::new(Phase::Serving),
-            log: RequestLog::default(),
-        };
+        let shared = Shared::start(Settings::new(pools), Ledger::in_process());
         Self {
-            shared: Arc::new(shared),
+            shared: shared.expect("sound settings"),
             names: Arc::default(),
         }
     }
