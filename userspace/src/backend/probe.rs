@@ -2,7 +2,8 @@
 //!
 //! Only 2xx is healthy: llama.cpp answers 503 while it loads its model. Verdicts need several probes of a
 //! kind in a row, with one exception: at the start of the process nobody knows anything, and the first probe
-//! decides, unless it is merely slow. And slow probes are not proof: an engine with a full batch answers `/health` late and
+//! decides, unless it is merely slow. A backend that is out is asked five times as often: that costs little,
+//! and it comes back sooner. And slow probes are not proof: an engine with a full batch answers `/health` late and
 //! serves well all the same, so a probe that timed out says nothing while good answers go on coming.
 
 use std::time::Duration;
@@ -14,7 +15,10 @@ use tokio::time::Instant;
 use crate::backend::fetch::{self, FetchError};
 use crate::backend::supervise::{Watch, jitter, pause};
 use crate::backend::{request_resolve, slow_start};
-use crate::config::HealthSettings;
+use crate::config::{HealthSettings, PoolSettings};
+
+/// How much more often a backend is probed while it is out.
+const SOONER: u32 = 5;
 
 /// What one probe showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +102,7 @@ pub(super) async fn run(watch: &Watch) {
             continue;
         }
         let began = Instant::now();
-        let probe = probe(watch, &health).await;
+        let (probe, why) = probe(watch, &health).await;
         if probe != Probe::Good {
             watch.backend.metrics.probe_failures.inc();
         }
@@ -106,10 +110,11 @@ pub(super) async fn run(watch: &Watch) {
         let came_back = !(streak.fresh && watch.from_start);
         match streak.note(probe, serving, health.fall, health.rise) {
             Some(true) => come_up(watch, came_back),
-            Some(false) => go_down(watch),
+            Some(false) => go_down(watch, &why),
             None => {}
         }
-        let interval = |pool: &crate::config::PoolSettings| pool.health.interval;
+        let sooner = if streak.healthy { 1 } else { SOONER };
+        let interval = |pool: &PoolSettings| pool.health.interval / sooner;
         pause(&mut plan, began, jitter(), interval, |pool| {
             !pool.health.active
         })
@@ -130,30 +135,24 @@ fn first_verdict(watch: &Watch) -> Streak {
     }
 }
 
-async fn probe(watch: &Watch, health: &HealthSettings) -> Probe {
+/// Asks once; with a probe that was not good comes why.
+async fn probe(watch: &Watch, health: &HealthSettings) -> (Probe, String) {
     wait_for_address(watch, health.timeout).await;
     let backend = &watch.backend;
     let addrs = backend.addrs.load_full();
     let answer = fetch::get(&addrs, &backend.authority, &health.path, 0, health.timeout).await;
     match answer {
-        Ok(answer) if (200..300).contains(&answer.status) => Probe::Good,
-        Ok(answer) => {
-            tracing::debug!(
-                backend = watch.name(),
-                status = answer.status,
-                "probe failed"
-            );
-            Probe::Bad
-        }
+        Ok(answer) if (200..300).contains(&answer.status) => (Probe::Good, String::new()),
+        Ok(answer) => (Probe::Bad, format!("status {}", answer.status)),
         Err(error) => {
-            tracing::debug!(backend = watch.name(), %error, "probe failed");
             if matches!(error, FetchError::Connect(_)) {
                 request_resolve(backend);
             }
-            match error {
+            let probe = match error {
                 FetchError::Timeout => Probe::Slow,
                 FetchError::Connect(_) | FetchError::Broken(_) => Probe::Bad,
-            }
+            };
+            (probe, error.to_string())
         }
     }
 }
@@ -178,12 +177,13 @@ fn come_up(watch: &Watch, came_back: bool) {
     }
 }
 
-fn go_down(watch: &Watch) {
+fn go_down(watch: &Watch, why: &str) {
     let Some(cell) = watch.cell() else { return };
     cell.state.fetch_and(!STATE_HEALTHY, Relaxed);
     tracing::warn!(
         backend = watch.name(),
-        "backend is unhealthy: its probes failed; new requests go to others, open streams go on"
+        why,
+        "backend is unhealthy by its probes: new requests go to others, open streams go on"
     );
 }
 

@@ -325,7 +325,7 @@ pub struct HealthSettings {
     pub active: bool,
     /// Default `/health`.
     pub path: String,
-    /// Default 5 s, ±10 % jitter.
+    /// Default 5 s, ±10 % jitter; a fifth of it while the backend is out.
     pub interval: Duration,
     /// Default 3 s.
     pub timeout: Duration,
