@@ -174,6 +174,7 @@ fn come_up(watch: &Watch, came_back: bool) {
     let before = cell.state.fetch_or(STATE_HEALTHY, Relaxed);
     if before & STATE_HEALTHY == 0 {
         tracing::info!(backend = watch.name(), "backend is healthy");
+        watch.plan.borrow().pool.waiters.wake_first();
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::support::{World, backend_at, pool};
+use crate::support::{Waiting, World, backend_at, pool};
 
 /// Sends a request; status and body of the answer.
 pub async fn ask(
@@ -171,8 +171,10 @@ async fn drain_and_undrain() {
     assert_eq!(backends[1]["name"], "[::1]:9002");
     assert_eq!(backends[1]["signals"]["kv_use"], Value::Null);
 
+    let waiting = Waiting::in_line(&world);
     let (status, _) = ask(addr, &format!("POST {path}/undrain"), None, "").await;
     assert_eq!(status, 200);
+    waiting.until_woken().await;
     assert!(!world.has(1, STATE_DRAINING));
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use prefixlb::backend::health::Outcome;
 use prefixlb_common::ledger::{STATE_EJECTED, STATE_HEALTHY};
 
-use crate::support::{Engine, HOUR, MS, World, eventually, pool};
+use crate::support::{Engine, HOUR, MS, Waiting, World, eventually, pool};
 
 async fn two_backends(eject_for: std::time::Duration) -> (World, [Engine; 2]) {
     let engines = [Engine::start().await, Engine::start().await];
@@ -27,10 +27,12 @@ fn report(world: &World, i: usize, outcome: Outcome, times: u32) {
 #[tokio::test]
 async fn failures_in_a_row_eject_and_time_brings_back() {
     let (world, _engines) = two_backends(30 * MS).await;
+    let waiting = Waiting::in_line(&world);
     report(&world, 0, Outcome::Status(503), 2);
     report(&world, 0, Outcome::Failed, 1);
     eventually("ejected", || world.backend(0).metrics.ejections.get() == 1).await;
     eventually("back", || !world.has(0, STATE_EJECTED)).await;
+    waiting.until_woken().await;
     assert!(
         world.has(0, STATE_HEALTHY),
         "probes were content all the time"

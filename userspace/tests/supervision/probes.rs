@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use prefixlb_common::ledger::{STATE_HEALTHY, WEIGHT_ONE};
 
-use crate::support::{Engine, HOUR, MS, Reply, World, eventually, pool};
+use crate::support::{Engine, HOUR, MS, Reply, Waiting, World, eventually, pool};
 
 #[tokio::test]
 async fn the_first_probe_comes_at_once_and_one_is_enough_at_start() {
@@ -211,8 +211,10 @@ async fn slow_start_ends_and_never_goes_back() {
     let world = World::supervised(vec![settings.clone()]);
     first.until_judged().await;
     settings.backends.push(added.backend());
+    let waiting = Waiting::in_line(&world);
     world.reload(vec![settings]);
     world.until_healthy(1).await;
+    waiting.until_woken().await;
     assert!(added.seen("/health") >= 2, "it had to rise");
     let mut last = 0;
     eventually("full weight", || {

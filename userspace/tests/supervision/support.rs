@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use prefixlb::backend::resolve::{Answer, Lookup};
@@ -278,6 +279,30 @@ impl World {
 
     pub async fn until_healthy(&self, i: usize) {
         eventually("healthy", || self.has(i, STATE_HEALTHY)).await;
+    }
+}
+
+/// A request that waits in the pool's line: counts how often it was woken.
+#[derive(Debug, Default)]
+pub struct Waiting(AtomicUsize);
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+impl Waiting {
+    pub fn in_line(world: &World) -> Arc<Self> {
+        let waiting = Arc::new(Self::default());
+        let waker = Waker::from(Arc::clone(&waiting));
+        let pool = Arc::clone(&world.shared.snapshot.load().pools[0]);
+        pool.waiters.join(10, &waker).expect("room in the line");
+        waiting
+    }
+
+    pub async fn until_woken(&self) {
+        eventually("a waiting request to be woken", || self.0.load(SeqCst) > 0).await;
     }
 }
 
