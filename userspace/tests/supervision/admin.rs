@@ -96,6 +96,7 @@ async fn every_answer_has_its_status_and_errors_have_one_shape() {
         ("DELETE /pools/main/policy", 405),
         ("POST /metrics", 405),
         ("POST /healthz", 405),
+        ("POST /backends/%ff/x/drain", 400),
         ("GET /reload", 405),
         ("POST /reload", 422),
     ];
@@ -136,6 +137,21 @@ async fn the_token_guards_all_but_health_and_readiness() {
         }
     }
     assert_eq!(ask(addr, "GET /metrics", Some("secret"), "").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_web_page_gives_no_orders_without_a_token() {
+    let (world, addr) = world_with_admin("127.0.0.1:0", None).await;
+    let order = "POST /backends/main/127.0.0.1:9001/drain HTTP/1.1\r\nHost: admin\r\nConnection: close\r\nContent-Length: 0\r\n";
+    for (origin, status) in [("Origin: http://evil.example\r\n", "403"), ("", "200")] {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let request = format!("{order}{origin}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{answer}");
+        assert_eq!(world.has(0, STATE_DRAINING), status == "200");
+    }
 }
 
 #[tokio::test]
