@@ -43,8 +43,10 @@ pub fn build(
         // A policy set at run time stays until the file itself says something new.
         let tau = old
             .filter(|old| old.settings.policy == pool.policy)
-            .map_or_else(|| pool.policy.clone(), |old| old.picker.policy())
-            .effective_tau();
+            .map_or_else(
+                || pool.policy.effective_tau(),
+                |old| old.picker.policy().effective_tau(),
+            );
         let mut backends = Vec::with_capacity(pool.backends.len());
         for backend in &pool.backends {
             let kept = old.and_then(|pool| find_backend(pool, backend));
@@ -74,7 +76,7 @@ pub fn install(shared: &Shared, next: Snapshot) {
         .flat_map(|pool| pool.backends.iter().map(|backend| backend.slot))
         .collect();
     for pool in &next.pools {
-        pool.picker.set_members(&pool.members);
+        set_members(pool);
     }
     let old = shared.snapshot.swap(Arc::new(next));
     for backend in old.pools.iter().flat_map(|pool| &pool.backends) {
@@ -84,6 +86,13 @@ pub fn install(shared: &Shared, next: Snapshot) {
             backend.drop_pooled();
         }
     }
+}
+
+/// Tells the picker which backends there are, with the weights that were meant.
+fn set_members(pool: &Pool) {
+    let backends = pool.settings.backends.iter();
+    let weights: Vec<u32> = backends.map(|b| fixed_weight(b.weight, 1.0)).collect();
+    pool.picker.set_members(&pool.members, &weights);
 }
 
 fn find_pool<'s>(snapshot: &'s Snapshot, name: &str) -> Option<&'s Arc<Pool>> {
@@ -161,21 +170,23 @@ fn build_pool(
         })
         .collect();
     let Some(old) = old else {
-        let picker = Picker::new(settings, &all.key);
-        picker.set_members(&members);
-        return Pool {
+        let ratio = (all.key.bytes_per_token * 1024.0) as u32;
+        let pool = Pool {
             settings: settings.clone(),
             backends,
             members,
-            picker: Arc::new(picker),
+            picker: Arc::new(Picker::new(settings, &all.key)),
             waiters: Arc::new(Waiters::default()),
             metrics: Arc::new(PoolMetrics::default()),
-            bytes_per_token_fp: Arc::new(AtomicU32::new((all.key.bytes_per_token * 1024.0) as u32)),
+            bytes_per_token_fp: Arc::new(AtomicU32::new(ratio)),
         };
+        set_members(&pool);
+        return pool;
     };
     if old.settings.policy != settings.policy {
         old.picker.set_policy(settings.policy.clone());
     }
+    old.picker.set_panic(settings.health.panic);
     Pool {
         settings: settings.clone(),
         backends,
