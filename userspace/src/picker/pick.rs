@@ -26,6 +26,9 @@ pub struct Member {
     pub slot: u16,
     /// Hash of its name: its identity in rendezvous order and Maglev, whatever its place in the file.
     pub identity: u64,
+    /// Its configured weight (1/256): its share of Maglev's places. Loads use the ledger's, which knows slow
+    /// start.
+    pub weight: u32,
 }
 
 /// What a pick depends on besides the pool.
@@ -237,17 +240,14 @@ impl Picker {
     }
 
     /// The set of backends changed: the table is built anew and blocks of those that left are forgotten.
-    pub fn set_members(&self, members: &[Member], weights: &[u32]) {
+    pub fn set_members(&self, members: &[Member]) {
         // Sorted by identity, so that the order in the file makes no difference.
         let mut order: Vec<usize> = (0..members.len()).collect();
         order.sort_by_key(|i| members[*i].identity);
         let identities: Vec<u64> = order.iter().map(|i| members[*i].identity).collect();
-        let sorted: Vec<u32> = order
-            .iter()
-            .map(|i| weights.get(*i).copied().unwrap_or(WEIGHT_ONE))
-            .collect();
+        let weights: Vec<u32> = order.iter().map(|i| members[*i].weight).collect();
         let mut table = vec![0; maglev::PLACES];
-        maglev::build(&mut table, &identities, &sorted, &mut vec![0; order.len()]);
+        maglev::build(&mut table, &identities, &weights, &mut vec![0; order.len()]);
         for place in &mut table {
             *place = order.get(usize::from(*place)).map_or(*place, |i| *i as u16);
         }
