@@ -64,6 +64,8 @@ fn run(flags: Run) -> Result<(), Failure> {
     let (ledger, backing) =
         kernel::open_ledger(settings.kernel).map_err(|error| (exit::KERNEL, error))?;
     let shared = Shared::start(settings, ledger).map_err(|error| (exit::CONFIG, error))?;
+    // Set once, here: it cannot be set already.
+    let _ = shared.metrics.ledger_backing.set(backing.to_string());
     let snapshot = shared.snapshot.load_full();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -192,6 +192,7 @@ fn set_draining(shared: &Shared, (pool, name): &(String, String), draining: bool
         backend.drop_pooled();
     } else {
         cell.state.fetch_and(!STATE_DRAINING, Relaxed);
+        pool.waiters.wake_first();
     }
     tracing::info!(
         pool = pool.settings.name,

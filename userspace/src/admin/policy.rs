@@ -4,30 +4,20 @@
 //! before anything is put in force. A change lasts until the next reload that changes the pool's policy, or
 //! the end of the process: the file stays the truth.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::config::{GateKind, HashOn, PolicyKind, PolicySettings, Scorer, SessionFrom};
+use crate::config::{HashOn, PolicySettings, SessionFrom, values};
 use crate::state::{Pool, Shared};
 
-const KINDS: &[(&str, PolicyKind)] = &[
-    ("sticky", PolicyKind::Sticky),
-    ("round-robin", PolicyKind::RoundRobin),
-    ("least-load", PolicyKind::LeastLoad),
-    ("power-of-two", PolicyKind::PowerOfTwo),
-    ("consistent-hash", PolicyKind::ConsistentHash),
-    ("session", PolicyKind::Session),
-    ("always-sticky", PolicyKind::AlwaysSticky),
-    ("weighted", PolicyKind::Weighted),
-];
-const GATES: &[(&str, GateKind)] = &[("gap", GateKind::Gap), ("absolute", GateKind::Absolute)];
-const SCORERS: &[(&str, Scorer)] = &[
-    ("token-load", Scorer::TokenLoad),
-    ("active-requests", Scorer::ActiveRequests),
-];
+/// Ranges as in the configuration file.
+const T_MAX: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
+
+const MOST_TAU: u64 = 1 << 40;
 
 /// What may be sent; `None` stays as it is.
 #[derive(Debug, Default, Deserialize)]
@@ -59,124 +49,82 @@ pub fn changed(now: &PolicySettings, body: &[u8]) -> Result<PolicySettings, Stri
         format!("The policy must be a JSON object of the known fields: {error}.")
     })?;
     let mut fresh = now.clone();
-    if let Some(name) = &change.kind {
-        fresh.kind = named("policy", KINDS, name)?;
-    }
-    if let Some(name) = &change.gate {
-        fresh.gate = named("gate", GATES, name)?;
-    }
-    if let Some(name) = &change.scorer {
-        fresh.scorer = named("scorer", SCORERS, name)?;
-    }
-    if let Some(threshold) = change.threshold {
-        fresh.threshold = within(
-            "threshold",
-            threshold,
-            (0.0..=1.0).contains(&threshold),
-            "between 0 and 1",
-        )?;
-    }
+    set(&mut fresh.kind, "kind", &change.kind, values::policy)?;
+    set(&mut fresh.gate, "gate", &change.gate, values::gate)?;
+    set(&mut fresh.scorer, "scorer", &change.scorer, values::scorer)?;
+    set(&mut fresh.t_max, "t_max", &change.t_max, |text| {
+        values::duration(text, T_MAX)
+    })?;
+    set(
+        &mut fresh.hash_on,
+        "hash_on",
+        &change.hash_on,
+        values::hash_on,
+    )?;
+    set(
+        &mut fresh.session,
+        "session",
+        &change.session,
+        values::session,
+    )?;
+    number(
+        &mut fresh.threshold,
+        "threshold",
+        change.threshold,
+        0.0..=1.0,
+    )?;
+    number(&mut fresh.r_peak, "r_peak", change.r_peak, 1.0..=1e9)?;
+    number(
+        &mut fresh.hysteresis,
+        "hysteresis",
+        change.hysteresis,
+        0.0..=1.0,
+    )?;
     if let Some(tau) = change.tau {
+        if tau.is_some_and(|tau| tau > MOST_TAU) {
+            return Err(format!("tau must be from 0 to {MOST_TAU}, or null."));
+        }
         fresh.tau = tau;
     }
-    if let Some(rate) = change.r_peak {
-        fresh.r_peak = within("r_peak", rate, rate > 0.0 && rate.is_finite(), "above 0")?;
-    }
-    if let Some(time) = &change.t_max {
-        fresh.t_max = duration("t_max", time)?;
-    }
-    if let Some(share) = change.hysteresis {
-        fresh.hysteresis = within(
-            "hysteresis",
-            share,
-            (0.0..=1.0).contains(&share),
-            "between 0 and 1",
-        )?;
-    }
-    if let Some(what) = &change.hash_on {
-        fresh.hash_on = hash_on(what)?;
-    }
-    if let Some(place) = &change.session {
-        fresh.session = session(place)?;
-    }
     if let Some(weights) = change.weights {
-        let sound = weights.iter().all(|w| *w >= 0.0 && w.is_finite());
+        let sound = weights.iter().all(|w| (0.0..=1e6).contains(w));
         if !sound || weights.iter().sum::<f64>() <= 0.0 {
-            return Err("weights must be three numbers of 0 or more, not all 0.".into());
+            return Err("weights must be three numbers from 0 to 1000000, not all 0.".into());
         }
         fresh.weights = weights;
     }
     Ok(fresh)
 }
 
-fn named<T: Copy>(what: &str, names: &[(&str, T)], name: &str) -> Result<T, String> {
-    names
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|&(_, value)| value)
-        .ok_or_else(|| {
-            let known: Vec<&str> = names.iter().map(|&(known, _)| known).collect();
-            format!(
-                "There is no {what} named {name:?}; there are: {}.",
-                known.join(", ")
-            )
-        })
-}
-
-fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str {
-    names
-        .iter()
-        .find(|(_, known)| known == value)
-        .map_or("unknown", |&(name, _)| name)
-}
-
-fn within(field: &str, value: f64, sound: bool, range: &str) -> Result<f64, String> {
-    sound
-        .then_some(value)
-        .ok_or_else(|| format!("{field} is {value}; it must be {range}."))
-}
-
-fn duration(field: &str, text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .ok()
-        .filter(|time| !time.is_zero())
-        .ok_or_else(|| {
-            format!("{field} is {text:?}; write a time above 0 such as \"14s\" or \"500ms\".")
-        })
-}
-
-fn hash_on(text: &str) -> Result<HashOn, String> {
-    match text.split_once(':') {
-        None if text == "key" => Ok(HashOn::Key),
-        None if text == "session" => Ok(HashOn::Session),
-        Some(("header", name)) if is_token(name) => Ok(HashOn::Header(name.to_ascii_lowercase())),
-        _ => Err(format!(
-            "hash_on is {text:?}; it must be key, session or header:NAME."
-        )),
+/// Reads a field that was sent, with the configuration file's own reader.
+fn set<T>(
+    slot: &mut T,
+    field: &str,
+    sent: &Option<String>,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<(), String> {
+    if let Some(text) = sent {
+        *slot = read(text).map_err(|why| format!("{field}: {why}."))?;
     }
+    Ok(())
 }
 
-fn session(text: &str) -> Result<SessionFrom, String> {
-    match text.split_once(':') {
-        Some(("header", name)) if is_token(name) => {
-            Ok(SessionFrom::Header(name.to_ascii_lowercase()))
+fn number(
+    slot: &mut f64,
+    field: &str,
+    sent: Option<f64>,
+    range: RangeInclusive<f64>,
+) -> Result<(), String> {
+    if let Some(value) = sent {
+        if !range.contains(&value) {
+            let (low, high) = (range.start(), range.end());
+            return Err(format!(
+                "{field} is {value}; it must be from {low} to {high}."
+            ));
         }
-        Some(("cookie", name)) if is_token(name) => Ok(SessionFrom::Cookie(name.into())),
-        _ => Err(format!(
-            "session is {text:?}; it must be header:NAME or cookie:NAME."
-        )),
+        *slot = value;
     }
-}
-
-/// An RFC 9110 token: what a header or cookie can be named.
-fn is_token(name: &str) -> bool {
-    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c);
-    !name.is_empty() && name.bytes().all(allowed)
-}
-
-/// A policy's name.
-pub fn kind_name(kind: PolicyKind) -> &'static str {
-    name_of(KINDS, &kind)
+    Ok(())
 }
 
 /// The policy, in the words of the configuration file.
@@ -191,9 +139,9 @@ pub fn to_json(policy: &PolicySettings) -> Value {
         SessionFrom::Cookie(name) => format!("cookie:{name}"),
     };
     json!({
-        "kind": kind_name(policy.kind),
-        "gate": name_of(GATES, &policy.gate),
-        "scorer": name_of(SCORERS, &policy.scorer),
+        "kind": policy.kind.as_str(),
+        "gate": policy.gate.as_str(),
+        "scorer": policy.scorer.as_str(),
         "threshold": policy.threshold,
         "tau": policy.tau,
         "effective_tau": policy.effective_tau(),
@@ -214,7 +162,7 @@ pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
     }
     tracing::info!(
         pool = pool.settings.name,
-        kind = kind_name(policy.kind),
+        kind = policy.kind.as_str(),
         tau,
         "an operator changed a pool's policy"
     );
@@ -224,6 +172,7 @@ pub fn put_in_force(shared: &Shared, pool: &Pool, policy: PolicySettings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{GateKind, PolicyKind, Scorer};
 
     #[test]
     fn what_is_sent_changes_and_the_rest_stays() {
@@ -253,12 +202,15 @@ mod tests {
             (r#"{"gate":"wide"}"#, "absolute"),
             (r#"{"scorer":"x"}"#, "active-requests"),
             (r#"{"thresold":1}"#, "`threshold`"),
-            (r#"{"threshold":1.5}"#, "between 0 and 1"),
-            (r#"{"r_peak":0}"#, "above 0"),
-            (r#"{"t_max":"soon"}"#, "14s"),
-            (r#"{"t_max":"0s"}"#, "14s"),
+            (r#"{"threshold":1.5}"#, "from 0 to 1"),
+            (r#"{"r_peak":0}"#, "from 1 to"),
+            (r#"{"tau":2000000000000}"#, "or null"),
+            (r#"{"weights":[1e9,0,0]}"#, "1000000"),
+            (r#"{"t_max":"soon"}"#, "t_max: \"soon\" is not a duration"),
+            (r#"{"t_max":"0s"}"#, "out of range"),
             (r#"{"tau":-1}"#, "-1"),
-            (r#"{"hash_on":"header:"}"#, "header:NAME"),
+            (r#"{"hash_on":"header:"}"#, "field name"),
+            (r#"{"hash_on":"body"}"#, "header:NAME"),
             (r#"{"session":"a b"}"#, "cookie:NAME"),
             (r#"{"weights":[0,0,0]}"#, "not all 0"),
             ("nonsense", "JSON object"),
@@ -271,10 +223,24 @@ mod tests {
 
     #[test]
     fn what_is_shown_can_be_sent_back() {
-        let policy = PolicySettings::default();
-        let mut shown = to_json(&policy);
-        shown.as_object_mut().unwrap().remove("effective_tau");
-        let back = changed(&policy, shown.to_string().as_bytes()).unwrap();
-        assert_eq!(back, policy);
+        for kind in PolicyKind::ALL {
+            for gate in [GateKind::Gap, GateKind::Absolute] {
+                for scorer in [Scorer::TokenLoad, Scorer::ActiveRequests] {
+                    let policy = PolicySettings {
+                        kind,
+                        gate,
+                        scorer,
+                        hash_on: HashOn::Header("x-user".into()),
+                        session: SessionFrom::Cookie("Sid".into()),
+                        ..PolicySettings::default()
+                    };
+                    let mut shown = to_json(&policy);
+                    shown.as_object_mut().unwrap().remove("effective_tau");
+                    let body = shown.to_string();
+                    let back = changed(&PolicySettings::default(), body.as_bytes()).unwrap();
+                    assert_eq!(back, policy);
+                }
+            }
+        }
     }
 }

@@ -7,8 +7,6 @@ use prefixlb_common::ledger::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::admin::policy;
-use crate::metrics::expose::pick_label;
 use crate::picker::PickReason;
 use crate::state::{Backend, Pool, Shared};
 
@@ -26,7 +24,7 @@ pub fn backends(shared: &Shared) -> Value {
                 .collect();
             json!({
                 "name": pool.settings.name,
-                "policy": policy::kind_name(pool.picker.policy().kind),
+                "policy": pool.picker.policy().kind.as_str(),
                 "queued": pool.metrics.queued.get(),
                 "backends": backends,
             })
@@ -45,7 +43,7 @@ pub fn backend(shared: &Shared, pool: &Pool, backend: &Backend) -> Value {
         .iter()
         .map(|&reason| {
             let count = counted.picks[reason as usize].get();
-            (pick_label(reason).to_owned(), count.into())
+            (reason.as_str().to_owned(), count.into())
         })
         .collect();
     let cap = cell.cap.load(Relaxed);

@@ -44,6 +44,7 @@ pub(super) async fn run(watch: &Watch) {
         passive.readmit();
         slow_start::begin(watch);
         cell.state.fetch_and(!STATE_EJECTED, Relaxed);
+        watch.plan.borrow().pool.waiters.wake_first();
         tracing::info!(backend = watch.name(), "backend's ejection is over");
     }
 }

@@ -1,6 +1,7 @@
 //! Passive health: what traffic itself says of a backend.
 //!
-//! Workers report every exchange. While all is well that is one relaxed load: the word of strikes is zero.
+//! Workers report every exchange. While all is well that is two relaxed loads: the word of strikes is zero,
+//! and that the backend is alive is already noted.
 //! Whether to eject is not theirs to say: two workers that see two backends fail at once would eject both,
 //! and the last one with them. They only wake the control plane's one thread, which decides ([`super::eject`]).
 //!
@@ -9,7 +10,7 @@
 //! `eject_after` mean that requests are better off elsewhere. 501 and 505 judge the request and not the
 //! server, and so do 4xx and 429: they are neutral, neither strike nor proof of health.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use prefixlb_common::ledger::STATE_EJECTED;
 use tokio::sync::Notify;
@@ -35,6 +36,8 @@ pub struct Passive {
     /// Zero while all is well.
     word: AtomicU64,
     eject_after: AtomicU32,
+    /// No good byte came since the prober last looked.
+    quiet: AtomicBool,
     wake: Notify,
 }
 
@@ -55,21 +58,36 @@ impl Passive {
             slot,
             word: AtomicU64::new(0),
             eject_after: AtomicU32::new(health.eject_after),
+            quiet: AtomicBool::new(true),
             wake: Notify::new(),
         }
     }
 
-    /// Notes an exchange. Called by workers; takes no lock, and is one load when all is well.
+    /// Notes an exchange. Called by workers; takes no lock, and is two loads when all is well.
     pub fn report(&self, outcome: Outcome) {
         match outcome {
             Outcome::Status(501 | 505 | 400..=499) => {}
             Outcome::Failed | Outcome::Status(500..) => self.strike(),
             Outcome::Status(_) => {
+                self.alive();
                 if self.word.load(Relaxed) != 0 {
                     self.update(|_, owed| (0, owed.saturating_sub(1)));
                 }
             }
         }
+    }
+
+    /// Bytes of a good answer came. Called by workers for each read of a stream: a load, and a store for the
+    /// first of them after each probe.
+    pub fn alive(&self) {
+        if self.quiet.load(Relaxed) {
+            self.quiet.store(false, Relaxed);
+        }
+    }
+
+    /// Whether good bytes came since the last call.
+    pub(super) fn was_alive(&self) -> bool {
+        !self.quiet.swap(true, Relaxed)
     }
 
     fn strike(&self) {
@@ -176,6 +194,20 @@ mod tests {
         passive.report(Outcome::Status(429));
         passive.report(Outcome::Failed);
         assert!(passive.is_due());
+    }
+
+    #[test]
+    fn good_answers_and_their_bytes_are_signs_of_life() {
+        let passive = passive(3);
+        assert!(!passive.was_alive());
+        passive.report(Outcome::Status(200));
+        assert!(passive.was_alive() && !passive.was_alive());
+        passive.alive();
+        assert!(passive.was_alive());
+        for outcome in [Outcome::Status(500), Outcome::Status(429), Outcome::Failed] {
+            passive.report(outcome);
+        }
+        assert!(!passive.was_alive());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Active health: a GET to each backend, again and again; the one writer of the healthy bit.
 //!
 //! Only 2xx is healthy: llama.cpp answers 503 while it loads its model. Verdicts need several probes of a
-//! kind in a row, with one exception: at the start of the process nobody knows anything, and the first good
-//! probe is enough. And slow probes are not proof: an engine with a full batch answers `/health` late and
+//! kind in a row, with one exception: at the start of the process nobody knows anything, and the first probe
+//! decides, unless it is merely slow. A backend that is out is asked five times as often: that costs little,
+//! and it comes back sooner. And slow probes are not proof: an engine with a full batch answers `/health` late and
 //! serves well all the same, so a probe that timed out says nothing while good answers go on coming.
 
 use std::time::Duration;
@@ -14,8 +15,10 @@ use tokio::time::Instant;
 use crate::backend::fetch::{self, FetchError};
 use crate::backend::supervise::{Watch, jitter, pause};
 use crate::backend::{request_resolve, slow_start};
-use crate::config::HealthSettings;
-use crate::state::Backend;
+use crate::config::{HealthSettings, PoolSettings};
+
+/// How much more often a backend is probed while it is out.
+const SOONER: u32 = 5;
 
 /// What one probe showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +42,11 @@ pub struct Streak {
 }
 
 impl Streak {
-    /// A backend of which nothing is known; its first probe decides.
+    /// A backend of which nothing is known and that has this verdict meanwhile; its first probe decides.
     #[must_use]
-    pub const fn unknown() -> Self {
+    pub const fn unknown(healthy: bool) -> Self {
         Self {
-            healthy: false,
+            healthy,
             fresh: true,
             good: 0,
             bad: 0,
@@ -78,26 +81,9 @@ impl Streak {
         let verdict = if self.good > 0 {
             self.healthy || fresh || self.good >= rise
         } else {
-            self.healthy && self.bad < fall
+            self.healthy && self.bad < fall && !(fresh && probe == Probe::Bad)
         };
         (std::mem::replace(&mut self.healthy, verdict) != verdict).then_some(verdict)
-    }
-}
-
-/// What traffic has shown so far; more of it than at the last probe means that the backend serves.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Traffic {
-    answers: u64,
-    bytes: u64,
-}
-
-impl Traffic {
-    fn of(backend: &Backend) -> Self {
-        let metrics = &backend.metrics;
-        Self {
-            answers: metrics.responses[0].get() + metrics.responses[1].get(),
-            bytes: metrics.response_bytes.get(),
-        }
     }
 }
 
@@ -105,7 +91,6 @@ impl Traffic {
 pub(super) async fn run(watch: &Watch) {
     let mut plan = watch.plan.clone();
     let mut streak = first_verdict(watch);
-    let mut traffic = Traffic::of(&watch.backend);
     loop {
         let health = plan.borrow_and_update().settings().health.clone();
         if !health.active {
@@ -117,19 +102,19 @@ pub(super) async fn run(watch: &Watch) {
             continue;
         }
         let began = Instant::now();
-        let probe = probe(watch, &health).await;
+        let (probe, why) = probe(watch, &health).await;
         if probe != Probe::Good {
             watch.backend.metrics.probe_failures.inc();
         }
-        let now = Traffic::of(&watch.backend);
-        let serving = std::mem::replace(&mut traffic, now) != now;
-        let came_back = !(streak == Streak::unknown() && watch.from_start);
+        let serving = watch.backend.passive.was_alive();
+        let came_back = !(streak.fresh && watch.from_start);
         match streak.note(probe, serving, health.fall, health.rise) {
             Some(true) => come_up(watch, came_back),
-            Some(false) => go_down(watch),
+            Some(false) => go_down(watch, &why),
             None => {}
         }
-        let interval = |pool: &crate::config::PoolSettings| pool.health.interval;
+        let sooner = if streak.healthy { 1 } else { SOONER };
+        let interval = |pool: &PoolSettings| pool.health.interval / sooner;
         pause(&mut plan, began, jitter(), interval, |pool| {
             !pool.health.active
         })
@@ -137,45 +122,37 @@ pub(super) async fn run(watch: &Watch) {
     }
 }
 
-/// Where a backend starts: with the bit that its slot carries, else unknown at the process's start, else
-/// (added by a reload, others serve) unhealthy until it has risen.
+/// Where a backend starts: with the bit that its slot carries. At the process's start that is hope, and the
+/// first probe decides; later (added by a reload, others serve) it is to rise like any other.
 fn first_verdict(watch: &Watch) -> Streak {
     let carried = watch
         .cell()
         .is_some_and(|cell| cell.state.load(Relaxed) & STATE_HEALTHY != 0);
-    if carried {
-        Streak::known(true)
-    } else if watch.from_start {
-        Streak::unknown()
+    if watch.from_start {
+        Streak::unknown(carried)
     } else {
-        Streak::known(false)
+        Streak::known(carried)
     }
 }
 
-async fn probe(watch: &Watch, health: &HealthSettings) -> Probe {
+/// Asks once; with a probe that was not good comes why.
+async fn probe(watch: &Watch, health: &HealthSettings) -> (Probe, String) {
     wait_for_address(watch, health.timeout).await;
     let backend = &watch.backend;
     let addrs = backend.addrs.load_full();
     let answer = fetch::get(&addrs, &backend.authority, &health.path, 0, health.timeout).await;
     match answer {
-        Ok(answer) if (200..300).contains(&answer.status) => Probe::Good,
-        Ok(answer) => {
-            tracing::debug!(
-                backend = watch.name(),
-                status = answer.status,
-                "probe failed"
-            );
-            Probe::Bad
-        }
+        Ok(answer) if (200..300).contains(&answer.status) => (Probe::Good, String::new()),
+        Ok(answer) => (Probe::Bad, format!("status {}", answer.status)),
         Err(error) => {
-            tracing::debug!(backend = watch.name(), %error, "probe failed");
             if matches!(error, FetchError::Connect(_)) {
                 request_resolve(backend);
             }
-            match error {
+            let probe = match error {
                 FetchError::Timeout => Probe::Slow,
                 FetchError::Connect(_) | FetchError::Broken(_) => Probe::Bad,
-            }
+            };
+            (probe, error.to_string())
         }
     }
 }
@@ -197,15 +174,17 @@ fn come_up(watch: &Watch, came_back: bool) {
     let before = cell.state.fetch_or(STATE_HEALTHY, Relaxed);
     if before & STATE_HEALTHY == 0 {
         tracing::info!(backend = watch.name(), "backend is healthy");
+        watch.plan.borrow().pool.waiters.wake_first();
     }
 }
 
-fn go_down(watch: &Watch) {
+fn go_down(watch: &Watch, why: &str) {
     let Some(cell) = watch.cell() else { return };
     cell.state.fetch_and(!STATE_HEALTHY, Relaxed);
     tracing::warn!(
         backend = watch.name(),
-        "backend is unhealthy: its probes failed; new requests go to others, open streams go on"
+        why,
+        "backend is unhealthy by its probes: new requests go to others, open streams go on"
     );
 }
 
@@ -234,9 +213,16 @@ mod tests {
                 quiet(&[Good, Bad, Good, Good, Good]),
                 vec![None, None, None, Some(true), None],
             ),
-            (Streak::unknown(), quiet(&[Good]), vec![Some(true)]),
+            (Streak::unknown(false), quiet(&[Good]), vec![Some(true)]),
+            (Streak::unknown(true), quiet(&[Good]), vec![None]),
+            (Streak::unknown(true), quiet(&[Bad]), vec![Some(false)]),
             (
-                Streak::unknown(),
+                Streak::unknown(true),
+                quiet(&[Slow, Bad, Bad]),
+                vec![None, None, Some(false)],
+            ),
+            (
+                Streak::unknown(false),
                 quiet(&[Bad, Good, Good]),
                 vec![None, None, Some(true)],
             ),

@@ -267,6 +267,17 @@ pub enum GateKind {
     Absolute,
 }
 
+impl GateKind {
+    /// Its name in config and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Absolute => "absolute",
+        }
+    }
+}
+
 /// What load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scorer {
@@ -274,6 +285,17 @@ pub enum Scorer {
     TokenLoad,
     /// Requests in flight.
     ActiveRequests,
+}
+
+impl Scorer {
+    /// Its name in config and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenLoad => "token-load",
+            Self::ActiveRequests => "active-requests",
+        }
+    }
 }
 
 /// What `consistent-hash` hashes.
@@ -303,7 +325,7 @@ pub struct HealthSettings {
     pub active: bool,
     /// Default `/health`.
     pub path: String,
-    /// Default 5 s, ±10 % jitter.
+    /// Default 5 s, ±10 % jitter; a fifth of it while the backend is out.
     pub interval: Duration,
     /// Default 3 s.
     pub timeout: Duration,
