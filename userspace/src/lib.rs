@@ -5,7 +5,9 @@
 //! BPF programs. [`config`] says what was meant, [`state`] is what all workers share, [`metrics`] and
 //! [`admin`] are how it is watched.
 
+pub mod cli;
 pub mod config;
+pub mod generation;
 pub mod state;
 
 pub mod proxy;
@@ -17,5 +19,6 @@ pub mod backend;
 pub mod kernel;
 
 pub mod admin;
+pub mod control;
 pub mod metrics;
 pub mod reqlog;

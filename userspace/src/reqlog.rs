@@ -1,7 +1,19 @@
 //! The request log: one structured line a request, written off the data path.
+//!
+//! A worker formats its line and hands it over; a thread of its own writes to stdout. If that falls behind,
+//! lines are dropped and counted: a full disk or a slow pipe must never hold up a token.
 
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, SystemTime};
+
+use crate::config::{LogFormat, LogSettings};
+
+/// Lines that may wait for the writer.
+const WAITING: usize = 8192;
 
 /// What is known of a request when it has ended.
 #[derive(Clone, Debug)]
@@ -36,15 +48,226 @@ pub struct Record<'a> {
     pub bytes: u64,
 }
 
+const OFF: u32 = 0;
+const JSON: u32 = 1;
+const LOGFMT: u32 = 2;
+/// A share of 1 in the sampling counter's fixed point.
+const WHOLE: u64 = 1 << 32;
+
 /// Handle on the log's writer.
-#[derive(Debug, Default)]
-pub struct RequestLog {}
+#[derive(Debug)]
+pub struct RequestLog {
+    format: AtomicU32,
+    /// Share of successful requests that are logged, in 1/2³².
+    share: AtomicU64,
+    /// Grows by `share` a request; a carry over a whole is a line. Exact for every share, and no clock of chance.
+    turn: AtomicU64,
+    lines: SyncSender<Line>,
+}
+
+#[derive(Debug)]
+enum Line {
+    Write(String),
+    /// All before it is to be written, and then this answered.
+    Flush(SyncSender<()>),
+}
 
 impl RequestLog {
-    /// Logs a request, subject to sampling; never blocks: if the writer is behind, the line is dropped and
-    /// `false` comes back so that the caller can count it.
+    /// Starts the writer.
+    #[must_use]
+    pub fn start(settings: &LogSettings) -> Self {
+        let (lines, waiting) = sync_channel(WAITING);
+        let writer = std::thread::Builder::new()
+            .name("prefixlb-log".into())
+            .spawn(move || write_lines(&waiting));
+        if let Err(error) = writer {
+            tracing::error!(%error, "no thread for the request log: requests are not logged");
+        }
+        let log = Self {
+            format: AtomicU32::new(OFF),
+            share: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            lines,
+        };
+        log.configure(settings);
+        log
+    }
+
+    /// Other settings from now on.
+    pub fn configure(&self, settings: &LogSettings) {
+        let format = match settings.format {
+            LogFormat::Off => OFF,
+            LogFormat::Json => JSON,
+            LogFormat::Logfmt => LOGFMT,
+        };
+        self.format.store(format, Relaxed);
+        let share = (settings.sample.clamp(0.0, 1.0) * WHOLE as f64) as u64;
+        self.share.store(share, Relaxed);
+    }
+
+    /// Whether requests are logged at all.
+    #[must_use]
+    pub fn enabled(&self) -> bool {
+        self.format.load(Relaxed) != OFF
+    }
+
+    /// Whether a request that ended so is to be logged: failures always, others by the sampled share.
+    #[must_use]
+    pub fn wants(&self, failed: bool) -> bool {
+        if failed {
+            return true;
+        }
+        let share = self.share.load(Relaxed);
+        let before = self.turn.fetch_add(share, Relaxed);
+        before / WHOLE != before.wrapping_add(share) / WHOLE
+    }
+
+    /// Logs a request; never blocks: if the writer is behind, the line is dropped and `false` comes back so
+    /// that the caller can count it.
     pub fn record(&self, record: &Record<'_>) -> bool {
-        let _ = record;
-        true
+        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let line = match self.format.load(Relaxed) {
+            OFF => return true,
+            LOGFMT => logfmt(record, &at),
+            _ => json(record, &at),
+        };
+        self.lines.try_send(Line::Write(line)).is_ok()
+    }
+
+    /// Waits until what was recorded is written, or a second at most.
+    pub fn close(&self) {
+        let (done, written) = sync_channel(1);
+        if self.lines.try_send(Line::Flush(done)).is_ok() {
+            let _ = written.recv_timeout(Duration::from_secs(1));
+        }
+    }
+}
+
+fn write_lines(lines: &Receiver<Line>) {
+    let mut out = std::io::BufWriter::new(std::io::stdout());
+    while let Ok(first) = lines.recv() {
+        for line in std::iter::once(first).chain(lines.try_iter().take(WAITING)) {
+            // Nobody is left to tell if stdout is gone; the balancer goes on.
+            match line {
+                Line::Write(text) => {
+                    let _ = out.write_all(text.as_bytes());
+                }
+                Line::Flush(done) => {
+                    let _ = out.flush();
+                    let _ = done.send(());
+                }
+            }
+        }
+        let _ = out.flush();
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+fn json(record: &Record<'_>, at: &str) -> String {
+    let mut line = serde_json::json!({
+        "time": at,
+        "client": record.client.to_string(),
+        "request_id": record.request_id,
+        "method": record.method,
+        "target": record.target,
+        "pool": record.pool,
+        "backend": record.backend,
+        "pick": record.pick,
+        "prompt_tokens": record.prompt_tokens,
+        "matched_tokens": record.matched_tokens,
+        "status": record.status,
+        "failure": record.failure,
+        "ttft_ms": record.ttft.map(ms),
+        "duration_ms": ms(record.duration),
+        "bytes": record.bytes,
+    })
+    .to_string();
+    line.push('\n');
+    line
+}
+
+fn logfmt(record: &Record<'_>, at: &str) -> String {
+    let mut line = format!("time={at} client={}", record.client);
+    for (name, value) in [
+        ("request_id", Some(record.request_id)),
+        ("method", Some(record.method)),
+        ("target", Some(record.target)),
+        ("pool", record.pool),
+        ("backend", record.backend),
+        ("pick", record.pick),
+        ("failure", record.failure),
+    ] {
+        if let Some(value) = value {
+            // Debug quotes and escapes whatever could break the line.
+            let _ = write!(line, " {name}={value:?}");
+        }
+    }
+    let _ = write!(
+        line,
+        " prompt_tokens={} matched_tokens={} status={} duration_ms={} bytes={}",
+        record.prompt_tokens,
+        record.matched_tokens,
+        record.status,
+        ms(record.duration),
+        record.bytes
+    );
+    if let Some(ttft) = record.ttft {
+        let _ = write!(line, " ttft_ms={}", ms(ttft));
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record<'static> {
+        Record {
+            client: "127.0.0.1:5".parse().expect("an address"),
+            request_id: "id",
+            method: "GET",
+            target: "/a\"b\n",
+            pool: None,
+            backend: Some("b1"),
+            pick: Some("warm"),
+            prompt_tokens: 9,
+            matched_tokens: 8,
+            status: 200,
+            failure: None,
+            ttft: Some(Duration::from_micros(1500)),
+            duration: Duration::from_millis(2),
+            bytes: 10,
+        }
+    }
+
+    #[test]
+    fn what_a_client_sent_cannot_break_a_line() {
+        for line in [json(&record(), "t"), logfmt(&record(), "t")] {
+            assert_eq!(line.matches('\n').count(), 1, "{line}");
+            assert!(line.ends_with('\n'));
+        }
+        let value: serde_json::Value =
+            serde_json::from_str(&json(&record(), "t")).expect("a line of JSON");
+        assert_eq!(value["target"], "/a\"b\n");
+        assert_eq!(value["ttft_ms"], 1.5);
+    }
+
+    #[test]
+    fn a_share_is_kept_exactly_and_failures_are_always_logged() {
+        let log = RequestLog::start(&LogSettings {
+            format: LogFormat::Json,
+            sample: 0.25,
+        });
+        assert_eq!((0..1000).filter(|_| log.wants(false)).count(), 250);
+        assert!((0..10).all(|_| log.wants(true)));
+        log.configure(&LogSettings {
+            format: LogFormat::Off,
+            sample: 0.0,
+        });
+        assert!(!log.enabled() && !log.wants(false));
     }
 }

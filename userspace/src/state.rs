@@ -8,6 +8,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 
 use crate::backend::health::Passive;
+use crate::backend::resolve::Resolution;
 use crate::config::{BackendSettings, PoolSettings, Settings};
 use crate::metrics::{BackendMetrics, PoolMetrics, ProxyMetrics};
 use crate::picker::{Ledger, Member, Picker, SignalTable};
@@ -45,6 +46,21 @@ pub enum Phase {
 }
 
 impl Shared {
+    /// The state of a process that starts with `settings`.
+    pub fn start(settings: Settings, ledger: Ledger) -> Result<Arc<Self>, String> {
+        let log = RequestLog::start(&settings.log);
+        let first = crate::generation::build(settings, None, ledger)?;
+        Ok(Arc::new(Self {
+            snapshot: ArcSwap::from_pointee(first),
+            ledger,
+            signals: SignalTable::default(),
+            metrics: ProxyMetrics::default(),
+            epoch: Instant::now(),
+            phase: tokio::sync::watch::Sender::new(Phase::Serving),
+            log,
+        }))
+    }
+
     /// Milliseconds since start, the clock of picks and signals.
     #[must_use]
     pub fn now_ms(&self) -> u64 {
@@ -98,16 +114,38 @@ pub struct Backend {
     pub settings: BackendSettings,
     /// Ledger slot.
     pub slot: u16,
+    /// Gives the slot back when the last flow that knows this backend has ended.
+    pub lease: SlotLease,
     /// `Host` field sent, and label where no name was given.
     pub authority: String,
     /// Addresses, as last resolved; empty until the first answer.
     pub addrs: ArcSwap<Vec<SocketAddr>>,
+    /// What name resolution and the data path tell each other.
+    pub resolution: Resolution,
     /// Raised when pooled connections must not be used any more (address changed, drained, removed).
     pub pool_epoch: AtomicU64,
     /// What traffic says of its health.
     pub passive: Passive,
     /// Counters.
     pub metrics: BackendMetrics,
+}
+
+/// The right to a ledger slot: the slot is not given to another backend while this lives.
+///
+/// A flow that picks from an older snapshot must never charge, or be sent by, a slot that means another
+/// backend by now. So the slot goes with the backend's last reference, not with its place in the file.
+#[derive(Debug)]
+pub struct SlotLease {
+    /// Where the slot is.
+    pub ledger: Ledger,
+    /// Which one.
+    pub slot: u16,
+}
+
+impl Drop for SlotLease {
+    fn drop(&mut self) {
+        self.ledger.cell(self.slot).state.store(0, Relaxed);
+    }
 }
 
 impl Backend {

@@ -196,6 +196,22 @@ impl Default for PolicySettings {
     }
 }
 
+/// Requests in flight that end stickiness where load is counted in requests and no tau is set: a difference
+/// of eight is where published routers give affinity up.
+const REQUESTS_TAU: u64 = 8;
+
+impl PolicySettings {
+    /// The gate in the scorer's unit: tau if it is set, else `r_peak` × `t_max` tokens, or 8 requests.
+    #[must_use]
+    pub fn effective_tau(&self) -> u64 {
+        let default = match self.scorer {
+            Scorer::TokenLoad => (self.r_peak * self.t_max.as_secs_f64()) as u64,
+            Scorer::ActiveRequests => REQUESTS_TAU,
+        };
+        self.tau.unwrap_or(default)
+    }
+}
+
 /// The policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
@@ -213,6 +229,35 @@ pub enum PolicyKind {
     Weighted,
 }
 
+impl PolicyKind {
+    /// Every policy.
+    pub const ALL: [Self; 8] = [
+        Self::Sticky,
+        Self::RoundRobin,
+        Self::LeastLoad,
+        Self::PowerOfTwo,
+        Self::ConsistentHash,
+        Self::Session,
+        Self::AlwaysSticky,
+        Self::Weighted,
+    ];
+
+    /// Its name in config, CLI, metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sticky => "sticky",
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoad => "least-load",
+            Self::PowerOfTwo => "power-of-two",
+            Self::ConsistentHash => "consistent-hash",
+            Self::Session => "session",
+            Self::AlwaysSticky => "always-sticky",
+            Self::Weighted => "weighted",
+        }
+    }
+}
+
 /// What the gate compares with tau.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
@@ -222,6 +267,17 @@ pub enum GateKind {
     Absolute,
 }
 
+impl GateKind {
+    /// Its name in config and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gap => "gap",
+            Self::Absolute => "absolute",
+        }
+    }
+}
+
 /// What load is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scorer {
@@ -229,6 +285,17 @@ pub enum Scorer {
     TokenLoad,
     /// Requests in flight.
     ActiveRequests,
+}
+
+impl Scorer {
+    /// Its name in config and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TokenLoad => "token-load",
+            Self::ActiveRequests => "active-requests",
+        }
+    }
 }
 
 /// What `consistent-hash` hashes.
@@ -258,7 +325,7 @@ pub struct HealthSettings {
     pub active: bool,
     /// Default `/health`.
     pub path: String,
-    /// Default 5 s, ±10 % jitter.
+    /// Default 5 s, ±10 % jitter; a fifth of it while the backend is out.
     pub interval: Duration,
     /// Default 3 s.
     pub timeout: Duration,

@@ -3,6 +3,11 @@
 //! Labels come from the configuration alone, so the number of series never depends on what clients send.
 //! Exposition (names, HELP, units) is `expose`'s business.
 
+pub mod expose;
+mod expose_backend;
+mod expose_text;
+
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -161,4 +166,6 @@ pub struct ProxyMetrics {
     pub reloads: Counter,
     /// See `reloads`.
     pub reloads_refused: Counter,
+    /// Where the ledger's memory is, once that is known.
+    pub ledger_backing: OnceLock<String>,
 }
