@@ -4,3 +4,7 @@
 
 #[path = "../harness/mod.rs"]
 mod harness;
+
+mod framing;
+mod interim;
+mod streaming;

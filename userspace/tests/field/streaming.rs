@@ -365,9 +365,9 @@ fn a_queued_request_of_a_client_that_left_is_never_sent() {
     mock.wait_requests(1);
     let mut queued = proxy.client();
     queued.send(request("POST", "/queued", &[], "{}"));
-    eventually("the second waits", || proxy.metric("prefixlb_pool_queued_requests", &[]) == 1.0);
+    eventually("the second waits", || proxy.metric("prefixlb_pool_waiting_requests", &[]) == 1.0);
     queued.reset();
-    eventually("the second is gone", || proxy.metric("prefixlb_pool_queued_requests", &[]) == 0.0);
+    eventually("the second is gone", || proxy.metric("prefixlb_pool_waiting_requests", &[]) == 0.0);
     gate.open();
     assert_eq!(first.read_response().status, 200);
     assert_eq!(proxy.exchange(request("POST", "/third", &[], "{}")).status, 200);
