@@ -98,7 +98,7 @@ impl Run {
         settings.admin.listen = self.admin.unwrap_or(settings.admin.listen);
         settings.workers = self.workers.map_or(settings.workers, usize::from);
         settings.kernel = self.kernel.unwrap_or(settings.kernel);
-        check(&settings).map_err(ConfigError::from)?;
+        check(&settings).map_err(|fault| ConfigError::from(fault.message))?;
         Ok(settings)
     }
 

@@ -8,11 +8,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cli::Run;
+use crate::config::Settings;
 use crate::generation;
 use crate::state::{Phase, Shared};
 
 /// How often the file is looked at.
-const WATCH: Duration = Duration::from_secs(1);
+const WATCH: Duration = Duration::from_millis(500);
 
 /// A handle for giving orders to the control plane.
 #[derive(Clone, Debug)]
@@ -61,27 +62,18 @@ impl Control {
         let mut settings = self.flags.settings().map_err(|error| error.to_string())?;
         let current = self.shared.snapshot.load_full();
         let old = &current.settings;
-        for (what, changed) in [
-            ("listen", settings.listen != old.listen),
-            ("admin.listen", settings.admin != old.admin),
-            ("workers", settings.workers != old.workers),
-            ("kernel", settings.kernel != old.kernel),
-        ] {
-            if changed {
-                tracing::warn!(
-                    setting = what,
-                    "cannot change while running: restart to apply it"
-                );
-            }
-        }
-        settings.listen.clone_from(&old.listen);
-        settings.admin.clone_from(&old.admin);
-        settings.workers = old.workers;
-        settings.kernel = old.kernel;
-        self.shared.log.configure(&settings.log);
+        let fixed = keep_what_is_fixed(&mut settings, old);
+        let log = settings.log.clone();
         let next = generation::build(settings, Some(&current), self.shared.ledger)?;
         let generation = next.generation;
         generation::install(&self.shared, next);
+        self.shared.log.configure(&log);
+        if !fixed.is_empty() {
+            tracing::warn!(
+                settings = fixed.join(", "),
+                "changed in the file, but cannot change while running: restart to apply"
+            );
+        }
         Ok(generation)
     }
 
@@ -98,19 +90,17 @@ impl Control {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut watch = tokio::time::interval(WATCH);
+        watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let path = self.flags.config.as_deref();
-        let mut seen = path.and_then(digest);
+        let mut file = FileWatch::new(path.and_then(digest));
         loop {
             tokio::select! {
                 _ = hangup.recv() => {
-                    seen = path.and_then(digest);
+                    file.take(path.and_then(digest));
                     let _ = self.reload().await; // told in the log
                 }
                 _ = watch.tick() => {
-                    let now = path.and_then(digest);
-                    // A file that is away for a moment, as editors do, is not a change.
-                    if now.is_some() && now != seen {
-                        seen = now;
+                    if file.changed(path.and_then(digest)) {
                         let _ = self.reload().await; // told in the log
                     }
                 }
@@ -129,10 +119,85 @@ impl Control {
     }
 }
 
+/// Puts back what only a restart can change, and names it.
+fn keep_what_is_fixed(settings: &mut Settings, old: &Settings) -> Vec<&'static str> {
+    let mut fixed = Vec::new();
+    let mut keep = |name, differs| {
+        if differs {
+            fixed.push(name);
+        }
+    };
+    keep("listen", settings.listen != old.listen);
+    keep("admin", settings.admin != old.admin);
+    keep("workers", settings.workers != old.workers);
+    keep("kernel", settings.kernel != old.kernel);
+    settings.listen.clone_from(&old.listen);
+    settings.admin.clone_from(&old.admin);
+    settings.workers = old.workers;
+    settings.kernel = old.kernel;
+    fixed
+}
+
+/// Tells a finished change of the file from one that is still being written.
+///
+/// Half a file may well be right by itself, with fewer backends. So new content counts once two looks in a row
+/// have found it; and a file that is away for a moment, as it is when editors rename, is no change.
+#[derive(Debug)]
+struct FileWatch {
+    in_force: Option<u64>,
+    last: Option<u64>,
+}
+
+impl FileWatch {
+    fn new(now: Option<u64>) -> Self {
+        Self {
+            in_force: now,
+            last: now,
+        }
+    }
+
+    /// The file was read for another reason.
+    fn take(&mut self, now: Option<u64>) {
+        *self = Self::new(now);
+    }
+
+    fn changed(&mut self, now: Option<u64>) -> bool {
+        let settled = now.is_some() && now == self.last;
+        self.last = now;
+        let changed = settled && now != self.in_force;
+        if changed {
+            self.in_force = now;
+        }
+        changed
+    }
+}
+
 async fn either(a: &mut Signal, b: &mut Signal) {
     tokio::select! { _ = a.recv() => {}, _ = b.recv() => {} }
 }
 
 fn digest(path: &Path) -> Option<u64> {
     std::fs::read(path).ok().map(|bytes| xxh3_64(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FileWatch;
+
+    #[test]
+    fn a_change_counts_once_and_only_when_it_has_settled() {
+        let mut file = FileWatch::new(Some(1));
+        assert!(!file.changed(Some(1)));
+        assert!(!file.changed(Some(2)), "may be half written");
+        assert!(!file.changed(Some(3)), "was half written");
+        assert!(file.changed(Some(3)));
+        assert!(!file.changed(Some(3)), "once");
+        assert!(!file.changed(None) && !file.changed(None), "away");
+        assert!(
+            !file.changed(Some(3)) && !file.changed(Some(3)),
+            "back as it was"
+        );
+        file.take(Some(4));
+        assert!(!file.changed(Some(4)), "read by SIGHUP");
+    }
 }

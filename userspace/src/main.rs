@@ -32,11 +32,16 @@ fn check(file: &std::path::Path) -> Result<(), Failure> {
     let settings = read_file(file).map_err(|error| (exit::CONFIG, error.to_string()))?;
     let backends: usize = settings.pools.iter().map(|pool| pool.backends.len()).sum();
     println!(
-        "{}: ok, {} pools, {backends} backends",
+        "{}: ok, {}, {}",
         file.display(),
-        settings.pools.len()
+        counted(settings.pools.len(), "pool"),
+        counted(backends, "backend")
     );
     Ok(())
+}
+
+fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 fn run(flags: Run) -> Result<(), Failure> {
@@ -45,6 +50,17 @@ fn run(flags: Run) -> Result<(), Failure> {
         .map_err(|error| (exit::CONFIG, error.to_string()))?;
     log_to_stderr();
     let (admin_listener, listeners) = bind(&settings)?;
+    let bound = |listener: &TcpListener| match listener.local_addr() {
+        Ok(address) => address.to_string(),
+        Err(_) => "unknown".to_owned(),
+    };
+    let listen: Vec<String> = listeners
+        .iter()
+        .flatten()
+        .take(settings.listen.len())
+        .map(bound)
+        .collect();
+    let admin = bound(&admin_listener);
     let (ledger, backing) =
         kernel::open_ledger(settings.kernel).map_err(|error| (exit::KERNEL, error))?;
     let shared = Shared::start(settings, ledger).map_err(|error| (exit::CONFIG, error))?;
@@ -53,8 +69,8 @@ fn run(flags: Run) -> Result<(), Failure> {
     let snapshot = shared.snapshot.load_full();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        listen = ?snapshot.settings.listen,
-        admin = %snapshot.settings.admin.listen,
+        listen = %listen.join(","),
+        %admin,
         workers = snapshot.settings.workers,
         pools = snapshot.pools.len(),
         ledger = %backing,
@@ -88,14 +104,20 @@ fn bind(settings: &Settings) -> Result<(TcpListener, Vec<Vec<TcpListener>>), Fai
     for address in &settings.listen {
         proxy::probe(*address).map_err(|error| cannot(*address, error))?;
     }
-    let of_worker = |_| {
-        let each = settings.listen.iter();
-        each.map(|address| proxy::bind(*address).map_err(|error| cannot(*address, error)))
-            .collect()
-    };
-    let listeners = (0..settings.workers)
-        .map(of_worker)
-        .collect::<Result<_, _>>()?;
+    // Port 0 is whatever port the first worker gets, for all of them.
+    let mut addresses = settings.listen.clone();
+    let mut listeners = Vec::with_capacity(settings.workers);
+    for _ in 0..settings.workers {
+        let mut of_worker = Vec::with_capacity(addresses.len());
+        for address in &mut addresses {
+            let listener = proxy::bind(*address).map_err(|error| cannot(*address, error))?;
+            *address = listener
+                .local_addr()
+                .map_err(|error| cannot(*address, error))?;
+            of_worker.push(listener);
+        }
+        listeners.push(of_worker);
+    }
     Ok((admin_listener, listeners))
 }
 

@@ -114,6 +114,8 @@ pub struct Backend {
     pub settings: BackendSettings,
     /// Ledger slot.
     pub slot: u16,
+    /// Gives the slot back when the last flow that knows this backend has ended.
+    pub lease: SlotLease,
     /// `Host` field sent, and label where no name was given.
     pub authority: String,
     /// Addresses, as last resolved; empty until the first answer.
@@ -126,6 +128,24 @@ pub struct Backend {
     pub passive: Passive,
     /// Counters.
     pub metrics: BackendMetrics,
+}
+
+/// The right to a ledger slot: the slot is not given to another backend while this lives.
+///
+/// A flow that picks from an older snapshot must never charge, or be sent by, a slot that means another
+/// backend by now. So the slot goes with the backend's last reference, not with its place in the file.
+#[derive(Debug)]
+pub struct SlotLease {
+    /// Where the slot is.
+    pub ledger: Ledger,
+    /// Which one.
+    pub slot: u16,
+}
+
+impl Drop for SlotLease {
+    fn drop(&mut self) {
+        self.ledger.cell(self.slot).state.store(0, Relaxed);
+    }
 }
 
 impl Backend {

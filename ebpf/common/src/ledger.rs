@@ -17,6 +17,8 @@ pub const STATE_HEALTHY: u32 = 1 << 1;
 pub const STATE_DRAINING: u32 = 1 << 2;
 /// Passive health took it out for a while.
 pub const STATE_EJECTED: u32 = 1 << 3;
+/// The backend was removed, but flows may still know it: nobody picks it, and its slot is not given away.
+pub const STATE_RETIRED: u32 = 1 << 4;
 
 /// [`LedgerEntry::weight`] of a backend with weight 1 that is not in slow start.
 pub const WEIGHT_ONE: u32 = 256;

@@ -7,4 +7,7 @@
 
 pub mod chunked;
 pub mod framing;
+pub mod gate;
+pub mod hexkey;
 pub mod ledger;
+pub mod maglev;

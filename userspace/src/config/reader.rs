@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::time::Duration;
 
 use toml::Spanned;
 
+use super::check::check;
+use super::place;
 use super::settings::*;
 use super::typed::{self, Number, OneOrMany, Size, Text, Whole};
 use super::values;
@@ -31,7 +34,7 @@ impl From<String> for ConfigError {
 }
 
 /// What is wrong, and where.
-type Wrong = (Option<Range<usize>>, String);
+type Wrong = (Range<usize>, String);
 type Read<T> = Result<T, Wrong>;
 
 const MS: Duration = Duration::from_millis(1);
@@ -49,62 +52,40 @@ pub fn read_file(path: &Path) -> Result<Settings, ConfigError> {
 
 /// Reads configuration text; `name` stands before each message.
 pub fn read(text: &str, name: &str) -> Result<Settings, ConfigError> {
-    let file: typed::File = toml::from_str(text)
-        .map_err(|error| located(text, name, (error.span(), error.message().to_owned())))?;
-    let settings = resolve(file).map_err(|wrong| located(text, name, wrong))?;
-    check(&settings).map_err(|message| ConfigError(format!("{name}: {message}")))?;
+    let file: typed::File = toml::from_str(text).map_err(|error| {
+        let message = place::reworded(error.message());
+        match error.span() {
+            Some(span) if !message.starts_with("unknown key") => {
+                in_file(text, name, span, &message)
+            }
+            Some(span) => at_offset(text, name, span.start, &message),
+            None => ConfigError(format!("{name}: {message}")),
+        }
+    })?;
+    let settings = resolve(file).map_err(|(span, message)| in_file(text, name, span, &message))?;
+    check(&settings).map_err(|fault| {
+        let span = place::span_of(text, &fault.path);
+        let offset = span.map_or(0, |span| span.start);
+        at_offset(text, name, offset, &fault.message)
+    })?;
     Ok(settings)
 }
 
-fn located(text: &str, name: &str, (span, message): Wrong) -> ConfigError {
-    let message = message.replace('\n', "; ");
-    let Some(span) = span else {
-        return ConfigError(format!("{name}: {message}"));
-    };
-    let before = text.get(..span.start).unwrap_or(text);
-    let line = before.bytes().filter(|b| *b == b'\n').count() + 1;
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    let column = before[line_start..].chars().count() + 1;
+/// A mistake in a value: its place and its key.
+fn in_file(text: &str, name: &str, span: Range<usize>, message: &str) -> ConfigError {
+    match place::key_at(text, span.start) {
+        Some(key) => at_offset(text, name, span.start, &format!("{key}: {message}")),
+        None => at_offset(text, name, span.start, message),
+    }
+}
+
+fn at_offset(text: &str, name: &str, offset: usize, message: &str) -> ConfigError {
+    let (line, column) = place::line_and_column(text, offset);
     ConfigError(format!("{name}:{line}:{column}: {message}"))
 }
 
-/// Checks that concern the settings as a whole, flags included.
-pub fn check(settings: &Settings) -> Result<(), String> {
-    if settings.pools.is_empty() {
-        return Err("no pool is configured: add a [[pool]] with a [[pool.backend]]".into());
-    }
-    let mut addresses = HashSet::new();
-    for address in settings.listen.iter().chain([&settings.admin.listen]) {
-        if !addresses.insert(address) {
-            return Err(format!(
-                "{address} is used twice: each of listen and admin.listen needs an address of its own"
-            ));
-        }
-        let wildcard = settings.listen.iter().any(|other| {
-            other != address && other.port() == address.port() && other.ip().is_unspecified()
-        });
-        if wildcard {
-            return Err(format!(
-                "{address} clashes with a listener on all addresses of port {}: choose another port",
-                address.port()
-            ));
-        }
-    }
-    if settings.listen.is_empty() {
-        return Err("listen is empty: name at least one address".into());
-    }
-    let admin = &settings.admin;
-    if !admin.listen.ip().is_loopback() && admin.token.is_none() {
-        return Err(format!(
-            "admin.listen is {}, which is not a loopback address: set admin.token, or listen on 127.0.0.1",
-            admin.listen
-        ));
-    }
-    Ok(())
-}
-
 fn at<T>(value: &Spanned<T>, message: String) -> Wrong {
-    (Some(value.span()), message)
+    (value.span(), message)
 }
 
 fn text<T>(
@@ -186,18 +167,8 @@ fn size<T: TryFrom<u64>>(
 
 fn resolve(file: typed::File) -> Read<Settings> {
     let mut settings = Settings::new(Vec::new());
-    match file.listen {
-        None => {}
-        Some(OneOrMany::One(one)) => {
-            let address = values::listen(one.get_ref()).map_err(|message| at(&one, message))?;
-            settings.listen = vec![address];
-        }
-        Some(OneOrMany::Many(many)) => {
-            let read = |typed: &Text| {
-                values::listen(typed.get_ref()).map_err(|message| at(typed, message))
-            };
-            settings.listen = many.iter().map(read).collect::<Read<_>>()?;
-        }
+    if let Some(typed) = file.listen {
+        settings.listen = listen(&typed)?;
     }
     whole(&mut settings.workers, file.workers, 1..=256)?;
     text(&mut settings.kernel, file.kernel, values::kernel)?;
@@ -238,12 +209,24 @@ fn resolve(file: typed::File) -> Read<Settings> {
         if !names.insert(name.get_ref().clone()) {
             return Err(at(
                 &name,
-                format!("there are two pools named \"{}\"", name.get_ref()),
+                format!("there are two pools named {:?}", name.get_ref()),
             ));
         }
         settings.pools.push(pool(defaults.clone(), typed)?);
     }
     Ok(settings)
+}
+
+fn listen(typed: &Spanned<OneOrMany>) -> Read<Vec<SocketAddr>> {
+    let read = |text: &Text| {
+        let span = if text.span().is_empty() {
+            typed.span()
+        } else {
+            text.span()
+        };
+        values::listen(text.get_ref()).map_err(|message| (span, message))
+    };
+    typed.get_ref().0.iter().map(read).collect()
 }
 
 fn http(http: &mut HttpSettings, typed: typed::Http) -> Read<()> {
@@ -361,6 +344,10 @@ fn label(typed: &Text, what: &str) -> Read<String> {
 
 fn pool(mut pool: PoolSettings, typed: typed::Pool) -> Read<PoolSettings> {
     pool.name = label(&typed.name, "pool")?;
+    if let Some(empty) = typed.models.iter().find(|model| model.get_ref().is_empty()) {
+        let message = "a model needs a name; leave models out to serve any".to_owned();
+        return Err(at(empty, message));
+    }
     pool.models = typed.models.into_iter().map(Spanned::into_inner).collect();
     let paths = typed.paths.iter();
     pool.paths = paths
@@ -389,15 +376,17 @@ fn pool(mut pool: PoolSettings, typed: typed::Pool) -> Read<PoolSettings> {
     let mut names = HashSet::new();
     let mut addresses = HashSet::new();
     for typed_backend in typed.backend {
-        let span = typed_backend.url.clone();
+        let url = typed_backend.url.clone();
+        let named = typed_backend.name.clone().unwrap_or_else(|| url.clone());
         let backend = backend(typed_backend)?;
         if !names.insert(backend.name.clone()) {
             let message = format!("pool {} has two backends named {}", pool.name, backend.name);
-            return Err(at(&span, message));
+            return Err(at(&named, message));
         }
-        if !addresses.insert(backend.authority()) {
+        // Host names have no case.
+        if !addresses.insert(backend.authority().to_ascii_lowercase()) {
             let message = format!("pool {} has {} twice", pool.name, backend.authority());
-            return Err(at(&span, message));
+            return Err(at(&url, message));
         }
         pool.backends.push(backend);
     }

@@ -1,9 +1,12 @@
 //! What was typed: the shape of the file, every key optional, unknown keys refused.
 //!
 //! Values that need more than a type (URLs, durations, sizes, names of policies) stay text here, with their
-//! place in the file; [`super::resolve`] reads them.
+//! place in the file; `reader` and `values` read them.
+
+use std::fmt;
 
 use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
 /// Text with its place.
@@ -13,19 +16,39 @@ pub type Number = Spanned<f64>;
 /// A whole number with its place.
 pub type Whole = Spanned<i64>;
 
-/// One or several.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub enum OneOrMany {
-    /// One.
-    One(Text),
-    /// Several.
-    Many(Vec<Text>),
+/// One text or several.
+///
+/// Read by hand, because an untagged enum loses places and can only say that nothing matched.
+#[derive(Debug)]
+pub struct OneOrMany(pub Vec<Spanned<String>>);
+
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl<'de> Visitor<'de> for Reads {
+            type Value = OneOrMany;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or a list of strings")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<OneOrMany, E> {
+                // Its place is that of the whole value, which the caller has.
+                Ok(OneOrMany(vec![Spanned::new(0..0, text.to_owned())]))
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<OneOrMany, A::Error> {
+                let mut many = Vec::new();
+                while let Some(item) = items.next_element()? {
+                    many.push(item);
+                }
+                Ok(OneOrMany(many))
+            }
+        }
+        from.deserialize_any(Reads)
+    }
 }
 
 /// A number of bytes: 65536 or "64KiB".
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug)]
 pub enum Size {
     /// In bytes.
     Bytes(i64),
@@ -33,11 +56,31 @@ pub enum Size {
     Text(String),
 }
 
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl Visitor<'_> for Reads {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes or a size like \"64KiB\"")
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+                Ok(Size::Bytes(bytes))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                Ok(Size::Text(text.to_owned()))
+            }
+        }
+        from.deserialize_any(Reads)
+    }
+}
+
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct File {
-    pub listen: Option<OneOrMany>,
+    pub listen: Option<Spanned<OneOrMany>>,
     pub workers: Option<Whole>,
     pub kernel: Option<Text>,
     pub drain_limit: Option<Text>,

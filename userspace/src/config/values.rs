@@ -125,7 +125,7 @@ fn ipv6(host: &str, text: &str) -> Result<String, String> {
 }
 
 fn name_or_ipv4(host: &str, text: &str) -> Result<String, String> {
-    let numeric = host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let numeric = !host.is_empty() && host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if numeric && host.parse::<std::net::Ipv4Addr>().is_err() {
         return Err(format!("\"{text}\": \"{host}\" is not an IPv4 address"));
     }

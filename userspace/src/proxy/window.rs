@@ -11,7 +11,6 @@ use super::body::BodyReader;
 use super::exchange::{Exchange, Fail};
 use super::reason::Reason;
 use super::worker::anyone_admits;
-use crate::picker::KeyParser;
 use crate::picker::key::{self, NoKey, Shape};
 use crate::state::Pool;
 
@@ -92,21 +91,27 @@ impl Exchange<'_> {
         let received = &self.flow.inbuf;
         let path = &received[self.head.path.clone()];
         let mut parser = worker.parser.borrow_mut();
+        parser.clear();
         let mut parsed = Err(NoKey::NotLookedAt);
         if self.head.body != Body::None {
-            let shape = Shape::of_path(path).filter(|_| self.head.may_be_json);
-            if let Some(shape) = shape {
-                parser.begin(shape);
+            if let Some(shape) = Shape::of_path(path).filter(|_| self.head.may_be_json) {
                 let body = &received[self.head.len..self.prefix_end];
-                feed(&mut parser, self.head.body, body);
-                parsed = parser.finish(&mut self.key);
+                let whole = self.incoming.is_done();
+                parsed = if self.head.body == Body::Chunked {
+                    let data = unchunked(body, worker.buffers.take());
+                    let parsed = parser.parse(shape, &data, whole, &mut self.key);
+                    worker.buffers.give(&mut { data });
+                    parsed
+                } else {
+                    parser.parse(shape, body, whole, &mut self.key)
+                };
             }
             if let Err(why) = parsed {
                 metrics.no_key[why as usize].inc();
             }
         }
         self.has_key = parsed.is_ok();
-        let model = parser.model().filter(|_| parsed != Err(NoKey::NotLookedAt));
+        let model = parser.model();
         let pool = find_pool(&self.snapshot.pools, model, path);
         if let Some(value) = self.head.key.clone() {
             let good = key::from_header(&received[value], &mut self.key);
@@ -123,17 +128,11 @@ impl Exchange<'_> {
     }
 }
 
-/// Feeds the body's data to the parser, without chunk framing.
-fn feed(parser: &mut KeyParser, framing: Body, body: &[u8]) {
-    if framing != Body::Chunked {
-        parser.push(body);
-        return;
-    }
-    // The framing was found good when these bytes were taken; this walk only splits them.
-    let mut reader = BodyReader::new(framing);
-    let _ = reader.each_piece(body, |data| {
-        parser.push(data);
-    });
+/// The data of a chunked body, in `out`.
+fn unchunked(body: &[u8], mut out: Vec<u8>) -> Vec<u8> {
+    // The framing was found good when these bytes were taken; this walk only takes it away.
+    let _ = BodyReader::new(Body::Chunked).each_piece(body, |data| out.extend_from_slice(data));
+    out
 }
 
 /// The first pool that serves `model` and `path`. A request that names no model (`GET /v1/models`) may go to

@@ -1,0 +1,10 @@
+//! The HTTP path from outside: faults that were reported in public against proxies and routers of this kind,
+//! and what the specifications say beyond them. The ids in comments (F01, S02, …) are those of
+//! `fixtures/field-cases.md`.
+
+#[path = "../harness/mod.rs"]
+mod harness;
+
+mod framing;
+mod interim;
+mod streaming;
