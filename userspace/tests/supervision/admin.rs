@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use prefixlb::admin;
 use prefixlb::cli::Run;
-use prefixlb::config::{PolicyKind, Settings};
+use prefixlb::config::{GateKind, PolicyKind, Settings};
 use prefixlb::control::Control;
 use prefixlb::state::Phase;
 use prefixlb_common::ledger::{STATE_DRAINING, STATE_HEALTHY};
@@ -239,7 +239,18 @@ async fn a_policy_change_reaches_the_gate_in_the_ledger() {
     let (status, _) = put(r#"{"tau":null,"r_peak":1000,"t_max":"2s"}"#).await;
     assert_eq!(status, 200);
     assert_eq!(tau(&world), [2000; 2]);
-    let _: PolicyKind = world.shared.snapshot.load().pools[0].picker.policy().kind;
+    let picker = Arc::clone(&world.shared.snapshot.load().pools[0].picker);
+    assert_eq!(
+        picker.policy().gate,
+        GateKind::Absolute,
+        "what was not sent stays"
+    );
+    let (status, body) = put(r#"{"kind":"power-of-two"}"#).await;
+    assert_eq!(
+        (status, &json(&body)["kind"]),
+        (200, &json!("power-of-two"))
+    );
+    assert_eq!(picker.policy().kind, PolicyKind::PowerOfTwo);
 }
 
 fn tau(world: &World) -> [u64; 2] {
