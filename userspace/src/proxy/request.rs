@@ -104,7 +104,13 @@ impl RequestHead {
         let (target, authority) = origin_form(bytes, target)?;
         let seen = reader.check(version == 0, authority)?;
         let path = &bytes[target.clone()];
-        let path_len = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
+        if memchr::memchr(b'#', path).is_some() {
+            return Err((
+                Reason::BadRequest,
+                "a request target has no fragment: \"#\" must be written %23",
+            ));
+        }
+        let path_len = memchr::memchr(b'?', path).unwrap_or(path.len());
         let mut head = Self {
             len: bytes.len(),
             method: offset(bytes, method.as_bytes()),
