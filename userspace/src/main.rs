@@ -70,12 +70,17 @@ fn run(flags: Run) -> Result<(), Failure> {
     let started = start_control(shared.clone(), control, admin_listener);
     started.map_err(|error| (exit::FAILED, format!("no control thread: {error}")))?;
     let snapshot = shared.snapshot.load_full();
+    let names: Vec<&str> = snapshot
+        .pools
+        .iter()
+        .map(|pool| &*pool.settings.name)
+        .collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = %listen.join(","),
         %admin,
         workers = snapshot.settings.workers,
-        pools = snapshot.pools.len(),
+        pools = %names.join(","),
         ledger = %backing,
         "serving"
     );
