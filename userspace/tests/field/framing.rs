@@ -46,7 +46,7 @@ fn length_and_coding_together_are_refused() {
         refused(&proxy, &post(fields, &body), &[400]);
     }
     nothing_got_through(&proxy, &mock);
-    assert_eq!(proxy.failures("bad_request"), 2.0);
+    proxy.wait_failures("bad_request", 2);
 }
 
 // F02
@@ -212,7 +212,7 @@ fn ambiguous_response_heads_are_not_relayed() {
         assert_eq!(answer.status, 502, "{head:?}");
         answer.error_code();
     }
-    assert_eq!(proxy.failures("bad_response"), HEADS.len() as f64);
+    proxy.wait_failures("bad_response", HEADS.len());
     assert_eq!(mock.requests().len(), HEADS.len(), "nothing was replayed");
 }
 
@@ -439,7 +439,6 @@ fn malformed_heads_are_refused() {
         "GET / HTTP/1.1\r\nHost: lb.test\r\nnocolon\r\n\r\n",
         "G{T / HTTP/1.1\r\nHost: lb.test\r\n\r\n",
         "GET  / HTTP/1.1\r\nHost: lb.test\r\n\r\n",
-        "GET / x HTTP/1.1\r\nHost: lb.test\r\n\r\n",
         "GET /\x01 HTTP/1.1\r\nHost: lb.test\r\n\r\n",
         "GET /#a HTTP/1.1\r\nHost: lb.test\r\n\r\n",
         "GET nopath HTTP/1.1\r\nHost: lb.test\r\n\r\n",
@@ -451,7 +450,10 @@ fn malformed_heads_are_refused() {
     ] {
         refused(&proxy, head, &[400, 413]);
     }
-    for head in ["GET / HTTP/2.0\r\nHost: lb.test\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
+    for head in [
+        "GET / x HTTP/1.1\r\nHost: lb.test\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: lb.test\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
         refused(&proxy, head, &[400, 505]);
     }
     assert_eq!(mock.requests().len(), 0);

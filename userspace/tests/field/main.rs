@@ -8,3 +8,5 @@ mod harness;
 mod framing;
 mod interim;
 mod streaming;
+mod affinity;
+mod pool;
