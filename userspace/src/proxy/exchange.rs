@@ -334,6 +334,10 @@ impl Exchange<'_> {
     /// Says what is to be said, counts, logs, and gives back what is held.
     async fn finish(&mut self, result: Result<Next, Fail>) -> Next {
         let failure = result.as_ref().err().map(|fail| fail.reason);
+        if let Some(reason) = failure {
+            // Before the answer: who has it in hand may look at the metrics.
+            self.flow.worker.shared.metrics.failures[reason as usize].inc();
+        }
         let next = match result {
             Ok(next) => next,
             Err(fail) => self.fail(fail).await,
@@ -381,10 +385,6 @@ impl Exchange<'_> {
     }
 
     fn count(&self, failure: Option<Reason>) {
-        let metrics = &self.flow.worker.shared.metrics;
-        if let Some(reason) = failure {
-            metrics.failures[reason as usize].inc();
-        }
         let Some(assigned) = &self.assigned else {
             return;
         };

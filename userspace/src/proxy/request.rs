@@ -80,7 +80,7 @@ impl RequestHead {
         let limit = rules.http.head_fields.min(MAX_FIELDS);
         request
             .parse_with_uninit_headers(bytes, &mut store[..limit])
-            .map_err(refusal)?;
+            .map_err(|error| refusal(error, bytes))?;
         let (Some(method), Some(target), Some(version)) =
             (request.method, request.path, request.version)
         else {
@@ -104,7 +104,13 @@ impl RequestHead {
         let (target, authority) = origin_form(bytes, target)?;
         let seen = reader.check(version == 0, authority)?;
         let path = &bytes[target.clone()];
-        let path_len = memchr::memchr2(b'?', b'#', path).unwrap_or(path.len());
+        if memchr::memchr(b'#', path).is_some() {
+            return Err((
+                Reason::BadRequest,
+                "a request target has no fragment: \"#\" must be written %23",
+            ));
+        }
+        let path_len = memchr::memchr(b'?', path).unwrap_or(path.len());
         let mut head = Self {
             len: bytes.len(),
             method: offset(bytes, method.as_bytes()),
@@ -180,12 +186,12 @@ pub fn push_number(out: &mut Vec<u8>, mut number: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-fn refusal(error: httparse::Error) -> Refusal {
+fn refusal(error: httparse::Error, bytes: &[u8]) -> Refusal {
     match error {
         httparse::Error::TooManyHeaders => {
             (Reason::HeadTooLarge, "The request has too many fields.")
         }
-        httparse::Error::Version => (
+        httparse::Error::Version if names_a_version(bytes) => (
             Reason::VersionNotSupported,
             "Only HTTP/1.1 and HTTP/1.0 are spoken here.",
         ),
@@ -194,6 +200,14 @@ fn refusal(error: httparse::Error) -> Refusal {
             "The request head is not well-formed HTTP/1.1.",
         ),
     }
+}
+
+/// Whether the request line ends in what is at least the shape of a version.
+fn names_a_version(bytes: &[u8]) -> bool {
+    let line = bytes.split(|&b| b == b'\r').next().unwrap_or_default();
+    line.splitn(3, |&b| b == b' ')
+        .nth(2)
+        .is_some_and(|version| version.starts_with(b"HTTP/"))
 }
 
 fn framing_refusal(error: FramingError) -> Refusal {
@@ -313,15 +327,8 @@ impl<'b> Reader<'_, '_, 'b> {
                 seen.hosts += 1;
                 seen.host = Some(field.value);
             }
-            6 if is("expect") => {
-                if !field.value.eq_ignore_ascii_case(b"100-continue") {
-                    return Err((
-                        Reason::BadRequest,
-                        "The only expectation known is 100-continue.",
-                    ));
-                }
-                seen.expect = true;
-            }
+            // Other expectations are none that we know; they are not passed on.
+            6 if is("expect") => seen.expect |= field.value.eq_ignore_ascii_case(b"100-continue"),
             10 if is("connection") => seen.connection.read(field.value),
             12 if is("content-type") => seen.content_type = Some(field.value),
             12 if is("x-request-id") && fields::is_request_id(field.value) => {

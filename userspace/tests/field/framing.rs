@@ -12,7 +12,11 @@ fn refused(proxy: &Proxy, bytes: &str, statuses: &[u16]) {
     let mut client = proxy.client();
     client.send(bytes);
     let answer = client.read_response();
-    assert!(statuses.contains(&answer.status), "{} to {show}", answer.status);
+    assert!(
+        statuses.contains(&answer.status),
+        "{} to {show}",
+        answer.status
+    );
     assert_eq!(answer.fields.get("connection"), Some("close"), "{show}");
     answer.error_code();
     let rest = client.read_to_end();
@@ -23,7 +27,10 @@ fn refused(proxy: &Proxy, bytes: &str, statuses: &[u16]) {
 #[track_caller]
 fn nothing_got_through(proxy: &Proxy, mock: &Mock) {
     assert_eq!(proxy.exchange(request("GET", "/last", &[], "")).status, 200);
-    assert!(!mock.saw("/smuggled"), "a hidden request reached the backend");
+    assert!(
+        !mock.saw("/smuggled"),
+        "a hidden request reached the backend"
+    );
     let whole: Vec<String> = mock.requests().into_iter().map(|r| r.target).collect();
     assert_eq!(whole, ["/last"]);
     proxy.wait_idle();
@@ -57,10 +64,16 @@ const CODINGS: [(&str, &[u16]); 13] = [
     ("Transfer-Encoding: chunked, gzip", &[400]),
     ("Transfer-Encoding: x, chunked", &[400, 501]),
     ("Transfer-Encoding: chunked, chunked", &[400]),
-    ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", &[400]),
+    (
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        &[400],
+    ),
     ("Transfer-Encoding: identity", &[400, 501]),
     ("Transfer-Encoding: \x0bchunked", &[400]),
-    ("Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked", &[400, 501]),
+    (
+        "Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+        &[400, 501],
+    ),
     ("Transfer-Encoding: chunked;a=b", &[400, 501]),
     ("Transfer-Encoding : chunked", &[400]),
     ("Transfer-Encoding:", &[400]),
@@ -84,8 +97,15 @@ fn odd_codings_with_a_length_are_refused() {
 fn odd_codings_alone_are_refused_and_plain_ones_are_made_anew() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
-    for (coding, statuses) in CODINGS.iter().filter(|(_, statuses)| !statuses.contains(&200)) {
-        refused(&proxy, &post(coding, &format!("0\r\n\r\n{SMUGGLED}")), statuses);
+    for (coding, statuses) in CODINGS
+        .iter()
+        .filter(|(_, statuses)| !statuses.contains(&200))
+    {
+        refused(
+            &proxy,
+            &post(coding, &format!("0\r\n\r\n{SMUGGLED}")),
+            statuses,
+        );
     }
     assert_eq!(mock.requests().len(), 0);
     assert!(!mock.saw("/smuggled"));
@@ -94,7 +114,8 @@ fn odd_codings_alone_are_refused_and_plain_ones_are_made_anew() {
         assert_eq!(answer.status, 200, "{coding:?}");
         let seen = mock.requests().pop().expect("a request");
         assert_eq!(seen.text(), "{}");
-        let framing = seen.fields.has("content-length") as u8 + seen.fields.has("transfer-encoding") as u8;
+        let framing =
+            seen.fields.has("content-length") as u8 + seen.fields.has("transfer-encoding") as u8;
         assert_eq!(framing, 1, "{}", seen.head);
         if let Some(coding) = seen.fields.get("transfer-encoding") {
             assert_eq!(coding, "chunked");
@@ -106,7 +127,9 @@ fn odd_codings_alone_are_refused_and_plain_ones_are_made_anew() {
 #[test]
 fn an_http10_request_is_never_framed_by_coding_or_by_the_close() {
     let mock = Mock::ok("{}");
-    let proxy = Config::new(&[&mock]).http("keep_alive_idle = \"1s\"").start();
+    let proxy = Config::new(&[&mock])
+        .http("keep_alive_idle = \"1s\"")
+        .start();
     let head = "POST /v1/completions HTTP/1.0\r\nHost: lb.test\r\nConnection: keep-alive\r\n";
     let coded = format!("{head}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n{SMUGGLED}");
     refused(&proxy, &coded, &[400]);
@@ -121,12 +144,27 @@ fn an_http10_request_is_never_framed_by_coding_or_by_the_close() {
     assert!(seen[0].body.is_empty());
     // Then the GET is a request of its own, or it was dropped with the connection.
     assert!(seen.len() <= 2);
-    assert!(seen.get(1).is_none_or(|r| r.head.starts_with("GET /smuggled HTTP/1.1\r\n")));
+    assert!(
+        seen.get(1)
+            .is_none_or(|r| r.head.starts_with("GET /smuggled HTTP/1.1\r\n"))
+    );
 }
 
 // F05
 const SIZES: [&str; 13] = [
-    "1x", "0x1", "0_0", "+1", "-1", " 1", "1 ", "", "1zzzz", "FFFFFFFFFFFFFFFFF", "1 ;x", "5\0", "\t5",
+    "1x",
+    "0x1",
+    "0_0",
+    "+1",
+    "-1",
+    " 1",
+    "1 ",
+    "",
+    "1zzzz",
+    "FFFFFFFFFFFFFFFFF",
+    "1 ;x",
+    "5\0",
+    "\t5",
 ];
 
 // F05, F06
@@ -146,9 +184,15 @@ const BROKEN_BODIES: [&str; 8] = [
 fn broken_chunks_of_a_request_are_refused() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
-    let sizes = SIZES.iter().map(|size| format!("{size}\r\nhello\r\n0\r\n\r\n"));
+    let sizes = SIZES
+        .iter()
+        .map(|size| format!("{size}\r\nhello\r\n0\r\n\r\n"));
     for body in sizes.chain(BROKEN_BODIES.map(String::from)) {
-        refused(&proxy, &post("Transfer-Encoding: chunked", &(body + SMUGGLED)), &[400]);
+        refused(
+            &proxy,
+            &post("Transfer-Encoding: chunked", &(body + SMUGGLED)),
+            &[400],
+        );
     }
     nothing_got_through(&proxy, &mock);
 }
@@ -166,12 +210,17 @@ fn a_chunk_over_32_bits_meets_the_body_limit_uncut() {
 // F05, F06
 #[test]
 fn broken_chunks_of_a_response_never_end_cleanly() {
-    let sizes = SIZES.iter().map(|size| format!("{size}\r\nhello\r\n0\r\n\r\n"));
+    let sizes = SIZES
+        .iter()
+        .map(|size| format!("{size}\r\nhello\r\n0\r\n\r\n"));
     let bodies: Vec<String> = sizes.chain(BROKEN_BODIES.map(String::from)).collect();
     let replies = bodies.clone();
     let mock = Mock::answer(move |request| {
         let at: usize = request.target[1..].parse().expect("a number");
-        Reply::raw(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}", replies[at]))
+        Reply::raw(format!(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+            replies[at]
+        ))
     });
     let proxy = Config::new(&[&mock]).start();
     for (at, body) in bodies.iter().enumerate() {
@@ -180,7 +229,11 @@ fn broken_chunks_of_a_response_never_end_cleanly() {
         let head = client.read_head();
         if head.status == 200 {
             let rest = client.read_to_end();
-            assert!(!rest.ends_with(b"0\r\n\r\n"), "{body:?} came as {}", rest.escape_ascii());
+            assert!(
+                !rest.ends_with(b"0\r\n\r\n"),
+                "{body:?} came as {}",
+                rest.escape_ascii()
+            );
         } else {
             assert_eq!(head.status, 502, "{body:?}");
         }
@@ -222,12 +275,20 @@ fn an_upgrade_is_not_tunnelled() {
     let mock = Mock::ok("ok");
     let proxy = Config::new(&[&mock]).start();
     let mut client = proxy.client();
-    let upgrade = request("GET", "/v1/models", &["Connection: Upgrade", "Upgrade: websocket"], "");
+    let upgrade = request(
+        "GET",
+        "/v1/models",
+        &["Connection: Upgrade", "Upgrade: websocket"],
+        "",
+    );
     client.send(upgrade + SMUGGLED);
     assert_eq!(client.read_response().text(), "ok");
     assert_eq!(client.read_response().text(), "ok");
     let seen = mock.requests();
-    assert_eq!([&*seen[0].target, &*seen[1].target], ["/v1/models", "/smuggled"]);
+    assert_eq!(
+        [&*seen[0].target, &*seen[1].target],
+        ["/v1/models", "/smuggled"]
+    );
     assert!(!seen[0].fields.has("upgrade"), "{}", seen[0].head);
     assert!(seen[0].body.is_empty());
 }
@@ -285,12 +346,25 @@ fn host_is_one_and_agrees_with_the_target() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
     refused(&proxy, "GET /v1/models HTTP/1.1\r\n\r\n", &[400]);
-    refused(&proxy, "GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", &[400]);
-    refused(&proxy, "GET /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n", &[400]);
-    refused(&proxy, "GET /v1/models HTTP/1.1\r\nHost: a,b\r\n\r\n", &[400]);
+    refused(
+        &proxy,
+        "GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        &[400],
+    );
+    refused(
+        &proxy,
+        "GET /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n",
+        &[400],
+    );
+    refused(
+        &proxy,
+        "GET /v1/models HTTP/1.1\r\nHost: a,b\r\n\r\n",
+        &[400],
+    );
     assert!(mock.requests().is_empty());
 
-    let answer = proxy.exchange("GET http://other.test/v1/models?a=b HTTP/1.1\r\nHost: lb.test\r\n\r\n");
+    let answer =
+        proxy.exchange("GET http://other.test/v1/models?a=b HTTP/1.1\r\nHost: lb.test\r\n\r\n");
     if answer.status == 200 {
         let seen = mock.requests().pop().expect("a request");
         assert_eq!(seen.target, "/v1/models?a=b");
@@ -303,14 +377,23 @@ fn host_is_one_and_agrees_with_the_target() {
     let answer = proxy.exchange("GET /v1/models HTTP/1.0\r\n\r\n");
     assert_eq!(answer.status, 200);
     let seen = mock.requests().pop().expect("a request");
-    assert!(seen.head.starts_with("GET /v1/models HTTP/1.1\r\n"), "{}", seen.head);
+    assert!(
+        seen.head.starts_with("GET /v1/models HTTP/1.1\r\n"),
+        "{}",
+        seen.head
+    );
     assert!(seen.fields.has("host"), "{}", seen.head);
 }
 
 /// Two requests that can be told apart by their bodies.
 fn pair() -> [String; 2] {
     ["one", "two"].map(|word| {
-        request("POST", "/v1/completions", &[], &format!("{{\"model\":\"m\",\"prompt\":\"{word}\"}}"))
+        request(
+            "POST",
+            "/v1/completions",
+            &[],
+            &format!("{{\"model\":\"m\",\"prompt\":\"{word}\"}}"),
+        )
     })
 }
 
@@ -340,7 +423,10 @@ fn a_pipelined_pair_may_be_cut_anywhere() {
     let mock = Mock::answer(|request| Reply::ok(&request.body));
     let proxy = Config::new(&[&mock]).start();
     let both = pair().concat();
-    let bodies = ["{\"model\":\"m\",\"prompt\":\"one\"}", "{\"model\":\"m\",\"prompt\":\"two\"}"];
+    let bodies = [
+        "{\"model\":\"m\",\"prompt\":\"one\"}",
+        "{\"model\":\"m\",\"prompt\":\"two\"}",
+    ];
     for cut in 1..both.len() {
         let mut client = proxy.client();
         client.send(&both[..cut]);
@@ -361,12 +447,22 @@ fn requests_without_a_body_stay_without() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
     for (line, length) in [
-        ("POST /reset_prefix_cache HTTP/1.1\r\nHost: lb.test\r\nContent-Length: 0", Some("0")),
-        ("POST /reset_prefix_cache HTTP/1.1\r\nHost: lb.test", Some("0")),
+        (
+            "POST /reset_prefix_cache HTTP/1.1\r\nHost: lb.test\r\nContent-Length: 0",
+            Some("0"),
+        ),
+        (
+            "POST /reset_prefix_cache HTTP/1.1\r\nHost: lb.test",
+            Some("0"),
+        ),
         ("GET /v1/models HTTP/1.1\r\nHost: lb.test", None),
         ("DELETE /v1/files/a HTTP/1.1\r\nHost: lb.test", None),
     ] {
-        assert_eq!(proxy.exchange(format!("{line}\r\n\r\n")).status, 200, "{line}");
+        assert_eq!(
+            proxy.exchange(format!("{line}\r\n\r\n")).status,
+            200,
+            "{line}"
+        );
         let seen = mock.requests().pop().expect("a request");
         assert_eq!(seen.fields.get("content-length"), length, "{}", seen.head);
         assert!(!seen.fields.has("transfer-encoding"), "{}", seen.head);
@@ -378,18 +474,41 @@ fn requests_without_a_body_stay_without() {
 fn large_heads_pass_up_to_the_limit() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
-    let with_token = |n: usize| request("GET", "/v1/models", &[&format!("Authorization: Bearer {}", "A".repeat(n))], "");
+    let with_token = |n: usize| {
+        request(
+            "GET",
+            "/v1/models",
+            &[&format!("Authorization: Bearer {}", "A".repeat(n))],
+            "",
+        )
+    };
     assert_eq!(proxy.exchange(with_token(16384)).status, 200);
     let seen = mock.requests().pop().expect("a request");
-    assert_eq!(seen.fields.get("authorization").map(str::len), Some(7 + 16384));
+    assert_eq!(
+        seen.fields.get("authorization").map(str::len),
+        Some(7 + 16384)
+    );
     refused(&proxy, &with_token(65536), &[431]);
-    refused(&proxy, &request("GET", &format!("/{}", "a".repeat(70_000)), &[], ""), &[414]);
+    refused(
+        &proxy,
+        &request("GET", &format!("/{}", "a".repeat(70_000)), &[], ""),
+        &[414],
+    );
     let many: Vec<String> = (0..2000).map(|i| format!("X-{i}: 1")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     refused(&proxy, &request("GET", "/v1/models", &many, ""), &[431]);
     let few: Vec<&str> = many[..97].to_vec();
-    assert_eq!(proxy.exchange(request("GET", "/v1/models", &few, "")).status, 200);
-    refused(&proxy, &request("GET", "/v1/models", &many[..101], ""), &[431]);
+    assert_eq!(
+        proxy
+            .exchange(request("GET", "/v1/models", &few, ""))
+            .status,
+        200
+    );
+    refused(
+        &proxy,
+        &request("GET", "/v1/models", &many[..101], ""),
+        &[431],
+    );
     assert_eq!(mock.requests().len(), 2);
 }
 
@@ -416,7 +535,9 @@ fn a_head_that_trickles_over_the_limit_is_refused() {
 fn an_oversized_response_head_is_a_bad_response() {
     let mock = Mock::answer(|_| {
         let long = "a".repeat(70_000);
-        Reply::raw(format!("HTTP/1.1 200 OK\r\nX-Long: {long}\r\nContent-Length: 0\r\n\r\n"))
+        Reply::raw(format!(
+            "HTTP/1.1 200 OK\r\nX-Long: {long}\r\nContent-Length: 0\r\n\r\n"
+        ))
     });
     let proxy = Config::new(&[&mock]).start();
     let answer = proxy.exchange(request("GET", "/v1/models", &[], ""));
@@ -451,8 +572,8 @@ fn malformed_heads_are_refused() {
         refused(&proxy, head, &[400, 413]);
     }
     for head in [
-        "GET / x HTTP/1.1\r\nHost: lb.test\r\n\r\n",
-        "GET / HTTP/2.0\r\nHost: lb.test\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "GET / HTTP/2.0\r\nHost: lb.test\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ] {
         refused(&proxy, head, &[400, 505]);
     }

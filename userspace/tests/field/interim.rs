@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use crate::harness::{Client, Config, Mock, PATIENCE, Proxy, Reply, dead_address, eventually, request};
+use crate::harness::{
+    Client, Config, Mock, PATIENCE, Proxy, Reply, dead_address, eventually, request,
+};
 
 const CHAT: &str = "{\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
 
@@ -121,7 +123,10 @@ fn early_hints_pass_to_http11_clients_only() {
     let mut client = proxy.client();
     client.send(request("GET", "/", &[], ""));
     let hints = client.read_head();
-    assert_eq!((hints.status, hints.fields.get("link")), (103, Some("</a>")));
+    assert_eq!(
+        (hints.status, hints.fields.get("link")),
+        (103, Some("</a>"))
+    );
     assert_eq!(client.read_response().text(), "ok");
 
     let mut old = proxy.client();
@@ -168,8 +173,15 @@ fn an_early_answer_to_an_upload_reaches_the_client() {
         upload.join().expect("the upload ends");
     }
     assert_eq!(proxy.exchange(request("GET", "/", &[], "")).text(), "ok");
-    assert_eq!(mock.connections(), 4, "a connection with half an upload was used again");
-    assert_eq!(proxy.failures("connect_failed") + proxy.failures("backend_closed"), 0.0);
+    assert_eq!(
+        mock.connections(),
+        4,
+        "a connection with half an upload was used again"
+    );
+    assert_eq!(
+        proxy.failures("connect_failed") + proxy.failures("backend_closed"),
+        0.0
+    );
     proxy.wait_idle();
 }
 
@@ -212,7 +224,11 @@ fn answers_without_a_body_end_at_their_head() {
         }
         reused_cleanly(&mut client);
     }
-    assert_eq!(mock.connections(), 1, "the backend's connection was kept as well");
+    assert_eq!(
+        mock.connections(),
+        1,
+        "the backend's connection was kept as well"
+    );
 }
 
 // I04
@@ -235,11 +251,20 @@ fn any_method_and_target_passes_byte_for_byte() {
         )
     });
     let proxy = Config::new(&[&mock]).start();
-    let preflight = ["Origin: http://a.test", "Access-Control-Request-Method: POST"];
+    let preflight = [
+        "Origin: http://a.test",
+        "Access-Control-Request-Method: POST",
+    ];
     let answer = proxy.exchange(request("OPTIONS", "/v1/chat/completions", &preflight, ""));
     assert_eq!(answer.status, 200);
-    assert_eq!(answer.fields.get("access-control-allow-origin"), Some("http://a.test"));
-    assert_eq!(answer.fields.get("access-control-allow-methods"), Some("POST, GET"));
+    assert_eq!(
+        answer.fields.get("access-control-allow-origin"),
+        Some("http://a.test")
+    );
+    assert_eq!(
+        answer.fields.get("access-control-allow-methods"),
+        Some("POST, GET")
+    );
     for (method, target) in [
         ("PATCH", "/anything?x=1&y=%2F"),
         ("PUT", "//a//../b/./%2e%2E/;p=1?q[]=%00&r='\"|{}"),
@@ -249,7 +274,10 @@ fn any_method_and_target_passes_byte_for_byte() {
         let answer = proxy.exchange(request(method, target, &["Content-Length: 0"], ""));
         assert_eq!(answer.status, 200, "{method} {target}");
         let seen = mock.requests().pop().expect("a request");
-        assert_eq!((seen.method.as_str(), seen.target.as_str()), (method, target));
+        assert_eq!(
+            (seen.method.as_str(), seen.target.as_str()),
+            (method, target)
+        );
     }
     let answer = proxy.exchange(request("OPTIONS", "*", &[], ""));
     assert!((200..300).contains(&answer.status), "{}", answer.head);
@@ -263,7 +291,12 @@ fn a_client_may_end_its_side_after_the_request() {
         .http(&format!("half_close_grace = \"{}s\"", PATIENCE.as_secs()))
         .start();
     let mut client = proxy.client();
-    client.send(request("POST", "/v1/completions", &[], "{\"prompt\":\"x\"}"));
+    client.send(request(
+        "POST",
+        "/v1/completions",
+        &[],
+        "{\"prompt\":\"x\"}",
+    ));
     client.fin();
     assert_eq!(client.read_response().text(), "{\"prompt\":\"x\"}");
     client.expect_end();

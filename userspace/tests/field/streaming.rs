@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::harness::{Conn, Config, Gate, Mock, Proxy, Reply, dead_address, eventually, request};
+use crate::harness::{Config, Conn, Gate, Mock, Proxy, Reply, dead_address, eventually, request};
 
 const CHUNKED: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-const BODY: &str = "{\"model\":\"m\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
+const BODY: &str =
+    "{\"model\":\"m\",\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}";
 
 fn chat() -> String {
     request("POST", "/v1/chat/completions", &[], BODY)
@@ -79,9 +80,15 @@ fn visibly_broken(reply: &'static str, end: fn(&mut Conn), visible: &str) {
         assert_eq!(head.status, 200);
         let body = client.read_to_end();
         let text = String::from_utf8_lossy(&body);
-        assert!(!text.contains("0\r\n\r\n"), "a clean end after {reply:?}: {text:?}");
+        assert!(
+            !text.contains("0\r\n\r\n"),
+            "a clean end after {reply:?}: {text:?}"
+        );
         if !client.was_reset {
-            let length: Option<usize> = head.fields.get("content-length").map(|n| n.parse().unwrap());
+            let length: Option<usize> = head
+                .fields
+                .get("content-length")
+                .map(|n| n.parse().unwrap());
             assert!(
                 head.fields.has("transfer-encoding") || length.is_some_and(|n| body.len() < n),
                 "nothing shows that {text:?} is not all"
@@ -246,7 +253,9 @@ fn a_post_is_not_replayed_when_a_fresh_connection_dies() {
 #[test]
 fn a_post_is_replayed_once_when_asked_for() {
     let mocks = dies_unanswered();
-    let proxy = Config::new(&[&mocks[0], &mocks[1]]).http("replay_fresh = true").start();
+    let proxy = Config::new(&[&mocks[0], &mocks[1]])
+        .http("replay_fresh = true")
+        .start();
     assert_eq!(proxy.exchange(chat()).status, 502);
     assert_eq!(seen(&mocks), 2);
     proxy.wait_idle();
@@ -256,7 +265,10 @@ fn a_post_is_replayed_once_when_asked_for() {
 #[test]
 fn a_refused_connection_costs_one_try_elsewhere() {
     let mock = Mock::ok("{}");
-    let proxy = Config::new(&[&mock]).backend(dead_address(), "").policy("kind = \"round-robin\"").start();
+    let proxy = Config::new(&[&mock])
+        .backend(dead_address(), "")
+        .policy("kind = \"round-robin\"")
+        .start();
     for _ in 0..6 {
         let answer = proxy.exchange(chat());
         assert_eq!((answer.status, answer.backend().as_str()), (200, "b0"));
@@ -298,8 +310,14 @@ fn waits_for_the_end(first: &'static str) -> (Mock, Arc<AtomicUsize>) {
 #[track_caller]
 fn the_backend_is_told(proxy: &Proxy, ended: &AtomicUsize, n: usize) {
     let start = Instant::now();
-    eventually("the backend's connection is closed", || ended.load(Ordering::SeqCst) == n);
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    eventually("the backend's connection is closed", || {
+        ended.load(Ordering::SeqCst) == n
+    });
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
     proxy.wait_idle();
     proxy.wait_failures("client_abort", n);
 }
@@ -308,10 +326,16 @@ fn the_backend_is_told(proxy: &Proxy, ended: &AtomicUsize, n: usize) {
 #[test]
 fn a_client_that_resets_before_any_answer_stops_the_engine() {
     let (mock, ended) = waits_for_the_end("");
-    let proxy = Config::new(&[&mock]).http("half_close_grace = \"200ms\"").start();
+    let proxy = Config::new(&[&mock])
+        .http("half_close_grace = \"200ms\"")
+        .start();
     for n in 1..=2 {
         let mut client = proxy.client();
-        client.send(if n == 1 { chat() } else { request("POST", "/v1/completions", &[], "{}") });
+        client.send(if n == 1 {
+            chat()
+        } else {
+            request("POST", "/v1/completions", &[], "{}")
+        });
         mock.wait_requests(n);
         client.reset();
         the_backend_is_told(&proxy, &ended, n);
@@ -323,7 +347,9 @@ fn a_client_that_resets_before_any_answer_stops_the_engine() {
 #[test]
 fn a_client_that_closes_before_any_answer_stops_the_engine() {
     let (mock, ended) = waits_for_the_end("");
-    let proxy = Config::new(&[&mock]).http("half_close_grace = \"200ms\"").start();
+    let proxy = Config::new(&[&mock])
+        .http("half_close_grace = \"200ms\"")
+        .start();
     let mut client = proxy.client();
     client.send(chat());
     mock.wait_requests(1);
@@ -334,10 +360,11 @@ fn a_client_that_closes_before_any_answer_stops_the_engine() {
 // D01
 #[test]
 fn a_client_that_leaves_a_silent_stream_stops_the_engine() {
-    let (mock, ended) = waits_for_the_end(
-        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
-    );
-    let proxy = Config::new(&[&mock]).http("half_close_grace = \"200ms\"").start();
+    let (mock, ended) =
+        waits_for_the_end("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n");
+    let proxy = Config::new(&[&mock])
+        .http("half_close_grace = \"200ms\"")
+        .start();
     for n in 1..=2 {
         let mut client = proxy.client();
         client.send(chat());
@@ -363,18 +390,28 @@ fn a_queued_request_of_a_client_that_left_is_never_sent() {
         }
         Reply::ok("{}")
     });
-    let proxy = Config::new(&[&mock]).cap(1).http("half_close_grace = \"100ms\"").start();
+    let proxy = Config::new(&[&mock])
+        .cap(1)
+        .http("half_close_grace = \"100ms\"")
+        .start();
     let mut first = proxy.client();
     first.send(request("POST", "/first", &[], "{}"));
     mock.wait_requests(1);
     let mut queued = proxy.client();
     queued.send(request("POST", "/queued", &[], "{}"));
-    eventually("the second waits", || proxy.metric("prefixlb_pool_waiting_requests", &[]) == 1.0);
+    eventually("the second waits", || {
+        proxy.metric("prefixlb_pool_waiting_requests", &[]) == 1.0
+    });
     queued.reset();
-    eventually("the second is gone", || proxy.metric("prefixlb_pool_waiting_requests", &[]) == 0.0);
+    eventually("the second is gone", || {
+        proxy.metric("prefixlb_pool_waiting_requests", &[]) == 0.0
+    });
     gate.open();
     assert_eq!(first.read_response().status, 200);
-    assert_eq!(proxy.exchange(request("POST", "/third", &[], "{}")).status, 200);
+    assert_eq!(
+        proxy.exchange(request("POST", "/third", &[], "{}")).status,
+        200
+    );
     let targets: Vec<String> = mock.requests().into_iter().map(|r| r.target).collect();
     assert_eq!(targets, ["/first", "/third"]);
     proxy.wait_idle();

@@ -14,7 +14,10 @@ pub fn request(method: &str, target: &str, fields: &[&str], body: &str) -> Strin
         head += "\r\n";
     }
     if !body.is_empty() {
-        head += &format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len());
+        head += &format!(
+            "Content-Type: application/json\r\nContent-Length: {}\r\n",
+            body.len()
+        );
     }
     head + "\r\n" + body
 }
@@ -53,10 +56,16 @@ impl Response {
             .unwrap_or_else(|e| panic!("{e} in the body of {}{}", self.head, self.text()));
         assert_eq!(self.fields.get("content-type"), Some("application/json"));
         let error = &body["error"];
-        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{body}");
+        assert!(
+            error["message"].as_str().is_some_and(|m| !m.is_empty()),
+            "{body}"
+        );
         assert!(error["type"].is_string(), "{body}");
         assert!(error.get("param").is_some(), "{body}");
-        error["code"].as_str().unwrap_or_else(|| panic!("{body}")).into()
+        error["code"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{body}"))
+            .into()
     }
 }
 
@@ -75,8 +84,12 @@ impl Client {
     pub fn connect(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect_timeout(&addr, PATIENCE).expect("prefixlb accepts");
         stream.set_nodelay(true).expect("TCP_NODELAY can be set");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a read timeout can be set");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a write timeout can be set");
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a read timeout can be set");
+        stream
+            .set_write_timeout(Some(PATIENCE))
+            .expect("a write timeout can be set");
         Self {
             stream,
             unread: Vec::new(),
@@ -92,7 +105,9 @@ impl Client {
     /// Sends bytes in one write.
     #[track_caller]
     pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.stream.write_all(bytes.as_ref()).expect("prefixlb takes bytes");
+        self.stream
+            .write_all(bytes.as_ref())
+            .expect("prefixlb takes bytes");
     }
 
     /// Sends bytes if the other side still takes them.
@@ -117,7 +132,9 @@ impl Client {
 
     /// The address prefixlb sees.
     pub fn local_addr(&self) -> SocketAddr {
-        self.stream.local_addr().expect("a connected socket has an address")
+        self.stream
+            .local_addr()
+            .expect("a connected socket has an address")
     }
 
     /// Reads what comes next, at least a byte; `None`: the connection ended (FIN or RST).
@@ -167,7 +184,10 @@ impl Client {
     pub fn expect(&mut self, bytes: impl AsRef<[u8]>) {
         let bytes = bytes.as_ref();
         let got = self.read_n(bytes.len());
-        assert_eq!(got.escape_ascii().to_string(), bytes.escape_ascii().to_string());
+        assert_eq!(
+            got.escape_ascii().to_string(),
+            bytes.escape_ascii().to_string()
+        );
     }
 
     /// Reads everything up to the end, clean or not.
@@ -181,7 +201,11 @@ impl Client {
     #[track_caller]
     pub fn expect_end(&mut self) {
         let rest = self.read_to_end();
-        assert!(rest.is_empty(), "{:?} came before the end", String::from_utf8_lossy(&rest));
+        assert!(
+            rest.is_empty(),
+            "{:?} came before the end",
+            String::from_utf8_lossy(&rest)
+        );
     }
 
     /// Reads a head, interim or final.

@@ -101,7 +101,9 @@ impl Mock {
     /// The same at an address of the caller's choice.
     pub fn script_on(addr: &str, script: impl Fn(&mut Conn) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(addr).expect("a mock's address can be bound");
-        let addr = listener.local_addr().expect("a bound socket has an address");
+        let addr = listener
+            .local_addr()
+            .expect("a bound socket has an address");
         let seen = Arc::new(Seen::default());
         let stop = Arc::new(AtomicBool::new(false));
         let live = Arc::new(Mutex::new(Vec::new()));
@@ -321,10 +323,12 @@ impl Conn {
             match self.stream.read(&mut buffer) {
                 Ok(0) => return true,
                 Ok(n) => self.record(&buffer[..n]),
-                Err(error) => return !matches!(
-                    error.kind(),
-                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                ),
+                Err(error) => {
+                    return !matches!(
+                        error.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                    );
+                }
             }
         }
     }

@@ -124,7 +124,10 @@ impl Fields {
 
 /// Index of the byte after `\r\n\r\n`.
 fn head_end(bytes: &[u8]) -> Option<usize> {
-    bytes.windows(4).position(|w| w == b"\r\n\r\n").map(|at| at + 4)
+    bytes
+        .windows(4)
+        .position(|w| w == b"\r\n\r\n")
+        .map(|at| at + 4)
 }
 
 /// Sets how `stream` closes: with RST at once, whatever is unread or unsent.

@@ -27,16 +27,17 @@ pub struct Config {
 impl Config {
     /// A pool of these backends, named `b0`, `b1`, … in order.
     pub fn new(mocks: &[&Mock]) -> Self {
-        mocks
-            .iter()
-            .fold(Self::default(), |config, mock| config.backend(mock.addr, ""))
+        mocks.iter().fold(Self::default(), |config, mock| {
+            config.backend(mock.addr, "")
+        })
     }
 
     /// One more backend at `addr`; `extra` are further keys, as `max_active = 1`.
     pub fn backend(mut self, addr: SocketAddr, extra: &str) -> Self {
         let name = format!("b{}", self.backends.len());
-        self.backends
-            .push(format!("name = \"{name}\"\nurl = \"http://{addr}\"\n{extra}"));
+        self.backends.push(format!(
+            "name = \"{name}\"\nurl = \"http://{addr}\"\n{extra}"
+        ));
         self
     }
 
@@ -131,8 +132,19 @@ impl Config {
         put("[[pool]]\nname = \"main\"", &["# pool".into()]);
         put("", &self.pool);
         put("[pool.policy]", &self.policy);
-        let off = ["active = false".to_string(), "eject_after = 0".into(), "slow_start = \"0s\"".into()];
-        put("[pool.health]", if self.health.is_empty() { &off } else { &self.health });
+        let off = [
+            "active = false".to_string(),
+            "eject_after = 0".into(),
+            "slow_start = \"0s\"".into(),
+        ];
+        put(
+            "[pool.health]",
+            if self.health.is_empty() {
+                &off
+            } else {
+                &self.health
+            },
+        );
         put("[pool.signals]", &["scrape = false".into()]);
         for backend in &self.backends {
             put("[[pool.backend]]", std::slice::from_ref(backend));
@@ -144,7 +156,11 @@ impl Config {
     #[track_caller]
     pub fn start(self) -> Proxy {
         let proxy = self.launch();
-        eventually("prefixlb is ready", || proxy.admin("GET", "/readyz").is_some_and(|r| r.status == 200));
+        eventually("prefixlb is ready", || {
+            proxy
+                .admin("GET", "/readyz")
+                .is_some_and(|r| r.status == 200)
+        });
         proxy
     }
 
@@ -211,10 +227,17 @@ impl Proxy {
                 );
                 return None;
             }
-            if proxy.admin("GET", "/healthz").is_some_and(|r| r.status == 200) {
+            if proxy
+                .admin("GET", "/healthz")
+                .is_some_and(|r| r.status == 200)
+            {
                 return Some(proxy);
             }
-            assert!(Instant::now() < deadline, "prefixlb does not serve:\n{}", proxy.output());
+            assert!(
+                Instant::now() < deadline,
+                "prefixlb does not serve:\n{}",
+                proxy.output()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -235,7 +258,11 @@ impl Proxy {
     pub fn admin(&self, method: &str, target: &str) -> Option<Response> {
         std::net::TcpStream::connect_timeout(&self.admin, PATIENCE).ok()?;
         let mut client = Client::connect(self.admin);
-        let length = if method == "GET" { "" } else { "Content-Length: 0\r\n" };
+        let length = if method == "GET" {
+            ""
+        } else {
+            "Content-Length: 0\r\n"
+        };
         client
             .try_send(format!(
                 "{method} {target} HTTP/1.1\r\nHost: admin\r\n{length}Connection: close\r\n\r\n"
@@ -304,7 +331,9 @@ impl Proxy {
     #[track_caller]
     pub fn wait_idle(&self) {
         eventually("the ledger is back to 0", || {
-            self.ledger().iter().all(|(_, active, tokens)| *active == 0 && *tokens == 0)
+            self.ledger()
+                .iter()
+                .all(|(_, active, tokens)| *active == 0 && *tokens == 0)
         });
     }
 
@@ -392,7 +421,8 @@ fn collect_ledger(value: &serde_json::Value, found: &mut Vec<(String, u64, u64)>
         serde_json::Value::Object(map) => {
             if let (Some(active), Some(tokens)) = (
                 map.get("active").and_then(serde_json::Value::as_u64),
-                map.get("prefill_tokens").and_then(serde_json::Value::as_u64),
+                map.get("prefill_tokens")
+                    .and_then(serde_json::Value::as_u64),
             ) {
                 let name = map.get("name").and_then(|n| n.as_str()).unwrap_or("");
                 found.push((name.into(), active, tokens));
@@ -425,7 +455,9 @@ fn free_address(host: &str) -> SocketAddr {
         let host = host.trim_matches(['[', ']']);
         let ip: std::net::IpAddr = host.parse().expect("an address");
         if let Ok(listener) = TcpListener::bind((ip, port)) {
-            return listener.local_addr().expect("a bound socket has an address");
+            return listener
+                .local_addr()
+                .expect("a bound socket has an address");
         }
     }
 }

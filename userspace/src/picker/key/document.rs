@@ -212,7 +212,10 @@ impl Parts {
         match walk.peek()? {
             b'"' => {
                 walk.string(|piece| prompt.push(piece))?;
-                end_message(prompt, xxh3_64(b"user"), 0);
+                // What a message with this role, written out, would have.
+                value.clear();
+                value.push(b"user");
+                end_message(prompt, value.digest(), 0);
                 Ok(())
             }
             b'[' => walk.array(depth, |walk, depth| message(walk, depth, prompt, value)),
