@@ -99,7 +99,9 @@ pub fn no_backend() -> Proxy {
         .backend(dead_address(), "")
         .health("interval = \"50ms\"\nfall = 1\npanic = false")
         .launch();
-    eventually("the backend is out", || proxy.metric("prefixlb_backend_healthy", &[]) == 0.0);
+    eventually("the backend is out", || {
+        proxy.metric("prefixlb_backend_healthy", &[]) == 0.0
+    });
     proxy
 }
 

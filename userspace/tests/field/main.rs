@@ -5,8 +5,9 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod affinity;
+mod forwarding;
 mod framing;
 mod interim;
-mod streaming;
-mod affinity;
 mod pool;
+mod streaming;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::harness::{Conn, Config, Gate, Mock, Proxy, Reply, eventually, request};
+use crate::harness::{Config, Conn, Gate, Mock, Proxy, Reply, eventually, request};
 
 const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
 
@@ -15,7 +15,12 @@ fn all_good(proxy: &Proxy, n: usize) {
     let mut client = proxy.client();
     for i in 0..n {
         let answer = client.exchange(post(&format!("{{\"prompt\":\"{i}\"}}")));
-        assert_eq!((answer.status, answer.text().as_str()), (200, "ok"), "request {i}: {}", answer.head);
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (200, "ok"),
+            "request {i}: {}",
+            answer.head
+        );
     }
     proxy.wait_idle();
 }
@@ -69,8 +74,15 @@ fn a_replay_that_fails_as_well_is_the_end() {
     let proxy = Config::new(&[&mock]).start();
     all_good(&proxy, 1);
     let answer = proxy.exchange(post("{}"));
-    assert_eq!((answer.status, answer.error_code().as_str()), (502, "backend_closed"));
-    assert_eq!(mock.requests().len(), 3, "one answer, one failure, one replay");
+    assert_eq!(
+        (answer.status, answer.error_code().as_str()),
+        (502, "backend_closed")
+    );
+    assert_eq!(
+        mock.requests().len(),
+        3,
+        "one answer, one failure, one replay"
+    );
     proxy.wait_idle();
 }
 
@@ -97,7 +109,9 @@ fn a_reused_connection_that_dies_within_its_answer_is_not_replaced() {
 fn a_backend_that_stopped_leaves_its_requests_to_the_other() {
     let script = || Mock::ok("ok");
     let (stays, goes) = (script(), script());
-    let proxy = Config::new(&[&stays, &goes]).policy("kind = \"round-robin\"").start();
+    let proxy = Config::new(&[&stays, &goes])
+        .policy("kind = \"round-robin\"")
+        .start();
     all_good(&proxy, 4);
     assert_eq!(goes.requests().len(), 2);
     drop(goes);
@@ -124,7 +138,10 @@ fn connections_are_kept_where_nothing_speaks_against_it() {
     all_good(&proxy, 50);
     assert_eq!(mock.connections(), 1);
     assert_eq!(proxy.metric("prefixlb_backend_connects_total", &[]), 1.0);
-    assert_eq!(proxy.metric("prefixlb_backend_pool_reuses_total", &[]), 49.0);
+    assert_eq!(
+        proxy.metric("prefixlb_backend_pool_reuses_total", &[]),
+        49.0
+    );
 }
 
 #[test]
@@ -150,7 +167,11 @@ fn not_poisoned(proxy: &Proxy, mock: &Mock) {
         let answer = second.exchange(request("GET", "/second", &[], ""));
         assert_eq!(answer.text(), "ok");
     }
-    assert!(mock.requests().iter().all(|r| r.conn > 0 || r.target == "/first"));
+    assert!(
+        mock.requests()
+            .iter()
+            .all(|r| r.conn > 0 || r.target == "/first")
+    );
 }
 
 // P03
@@ -189,7 +210,10 @@ fn surplus_bytes_that_come_late_never_reach_the_next_client() {
             }
         });
         let proxy = Config::new(&[&mock]).http("pool_idle = \"60s\"").start();
-        assert_eq!(proxy.exchange(request("GET", "/first", &[], "")).text(), "ok");
+        assert_eq!(
+            proxy.exchange(request("GET", "/first", &[], "")).text(),
+            "ok"
+        );
         gate.open();
         assert!(sent.pass());
         not_poisoned(&proxy, &mock);
@@ -234,10 +258,17 @@ fn ipv6_addresses_work_at_both_ends() {
     let answer = crate::harness::Client::connect(v4).exchange(request("GET", "/v4", &[], ""));
     assert_eq!(answer.backend(), format!("[::1]:{port}"));
     let seen = mock.requests();
-    assert_eq!(seen[0].fields.get("host"), Some(format!("[::1]:{port}").as_str()));
+    assert_eq!(
+        seen[0].fields.get("host"),
+        Some(format!("[::1]:{port}").as_str())
+    );
     assert_eq!(seen[0].fields.get("x-forwarded-for"), Some("::1"));
     assert_eq!(seen[1].fields.get("x-forwarded-for"), Some("127.0.0.1"));
-    assert!(proxy.metrics().contains(&format!("backend=\"[::1]:{port}\"")));
+    assert!(
+        proxy
+            .metrics()
+            .contains(&format!("backend=\"[::1]:{port}\""))
+    );
 }
 
 // P04
@@ -245,7 +276,12 @@ fn ipv6_addresses_work_at_both_ends() {
 fn a_bad_literal_is_an_error_at_the_start() {
     let dir = std::env::temp_dir().join(format!("prefixlb-literal-{}", std::process::id()));
     std::fs::create_dir_all(&dir).expect("a temporary directory");
-    for url in ["http://[::1:9001", "http://[::g]:9001", "http://::1:9001", "http://[127.0.0.1]:9"] {
+    for url in [
+        "http://[::1:9001",
+        "http://[::g]:9001",
+        "http://::1:9001",
+        "http://[127.0.0.1]:9",
+    ] {
         let file = dir.join("bad.toml");
         std::fs::write(
             &file,
@@ -259,7 +295,10 @@ fn a_bad_literal_is_an_error_at_the_start() {
             .expect("the binary runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{url}: {said}");
-        assert!(said.contains("bad.toml") && said.contains('5'), "no file and line in {said}");
+        assert!(
+            said.contains("bad.toml") && said.contains('5'),
+            "no file and line in {said}"
+        );
     }
     drop(std::fs::remove_dir_all(&dir));
 }
@@ -275,7 +314,10 @@ fn a_backend_may_have_a_name() {
     // The name may have an IPv6 address as well, where nobody listens: the next one is tried.
     assert_eq!(proxy.exchange(request("GET", "/", &[], "")).text(), "ok");
     let seen = mock.requests().pop().expect("a request");
-    assert_eq!(seen.fields.get("host"), Some(format!("localhost:{port}").as_str()));
+    assert_eq!(
+        seen.fields.get("host"),
+        Some(format!("localhost:{port}").as_str())
+    );
 }
 
 #[test]
@@ -285,9 +327,14 @@ fn a_silent_backend_is_a_timeout_for_the_client() {
             conn.wait_end();
         }
     });
-    let proxy = Config::new(&[&mock]).http("response_deadline = \"200ms\"").start();
+    let proxy = Config::new(&[&mock])
+        .http("response_deadline = \"200ms\"")
+        .start();
     let answer = proxy.exchange(post("{}"));
-    assert_eq!((answer.status, answer.error_code().as_str()), (504, "response_timeout"));
+    assert_eq!(
+        (answer.status, answer.error_code().as_str()),
+        (504, "response_timeout")
+    );
     mock.wait_closed();
     proxy.wait_idle();
 }
@@ -300,7 +347,9 @@ fn a_backend_silent_within_its_answer_is_cut_off() {
             conn.wait_end();
         }
     });
-    let proxy = Config::new(&[&mock]).http("response_idle = \"200ms\"").start();
+    let proxy = Config::new(&[&mock])
+        .http("response_idle = \"200ms\"")
+        .start();
     let mut client = proxy.client();
     client.send(post("{}"));
     assert_eq!(client.read_head().status, 200);

@@ -53,7 +53,11 @@ fn head_and_each_event_arrive_before_the_next_is_made() {
         let start = Instant::now();
         gate.release(1);
         let read = client.read_some().expect("an event");
-        assert_eq!(read.escape_ascii().to_string(), event.escape_ascii().to_string(), "one read an event");
+        assert_eq!(
+            read.escape_ascii().to_string(),
+            event.escape_ascii().to_string(),
+            "one read an event"
+        );
         delays.push(start.elapsed());
     }
     gate.release(1);
@@ -288,7 +292,9 @@ fn when_all_refuse_the_client_is_told() {
     let answer = proxy.exchange(chat());
     assert!([502, 503].contains(&answer.status), "{}", answer.head);
     answer.error_code();
-    eventually("the failure is counted", || proxy.failures("connect_failed") + proxy.failures("no_backend") == 1.0);
+    eventually("the failure is counted", || {
+        proxy.failures("connect_failed") + proxy.failures("no_backend") == 1.0
+    });
     proxy.wait_idle();
 }
 

@@ -304,7 +304,9 @@ impl Proxy {
     /// Waits until failures with this reason are counted so often: the count follows the answer.
     #[track_caller]
     pub fn wait_failures(&self, reason: &str, n: usize) {
-        eventually(&format!("{n} failures as {reason}"), || self.failures(reason) >= n as f64);
+        eventually(&format!("{n} failures as {reason}"), || {
+            self.failures(reason) >= n as f64
+        });
         assert_eq!(self.failures(reason), n as f64, "{reason}");
     }
 
