@@ -5,7 +5,8 @@
 //! twins see the same backends anyway. The answer names the pools that cannot.
 //!
 //! A pool can take a request if a backend of it admits, or, in panic mode, if there is one that no operator
-//! drains: panic mode uses backends against their probes' word, never against an operator's.
+//! drains: panic mode uses backends against their probes' word, never against an operator's. A backend whose
+//! name was never resolved is none: right after the start that is so for a moment.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -44,6 +45,6 @@ fn takes_requests(shared: &Shared, pool: &Pool) -> bool {
     pool.backends.iter().any(|backend| {
         let state = shared.ledger.cell(backend.slot).state.load(Relaxed);
         let panics = pool.settings.health.panic && state & STATE_DRAINING == 0;
-        panics || LedgerEntry::admits(state)
+        !backend.addrs.load().is_empty() && (panics || LedgerEntry::admits(state))
     })
 }

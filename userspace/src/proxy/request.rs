@@ -384,7 +384,6 @@ impl<'b> Reader<'_, '_, 'b> {
         } = &self.seen;
         let rules = self.rules;
         let out = &mut head.fields;
-        let mut forwarded = None;
         for field in self.fields {
             let name = field.name;
             let ours = match name.len() {
@@ -392,10 +391,7 @@ impl<'b> Reader<'_, '_, 'b> {
                 6 => name.eq_ignore_ascii_case("expect"),
                 12 => name.eq_ignore_ascii_case("x-request-id"),
                 14 => name.eq_ignore_ascii_case("content-length"),
-                15 if name.eq_ignore_ascii_case("x-forwarded-for") => {
-                    forwarded = Some(field.value).filter(|_| rules.http.trust_forwarded);
-                    true
-                }
+                15 => name.eq_ignore_ascii_case("x-forwarded-for"),
                 16 => name.eq_ignore_ascii_case("x-forwarded-host"),
                 17 => name.eq_ignore_ascii_case("x-forwarded-proto") && !rules.http.trust_forwarded,
                 _ => false,
@@ -404,21 +400,19 @@ impl<'b> Reader<'_, '_, 'b> {
                 push_field(out, name.as_bytes(), field.value);
             }
         }
-        let kept = |name: &str| {
-            rules.http.trust_forwarded
-                && self
-                    .fields
-                    .iter()
-                    .any(|f| f.name.eq_ignore_ascii_case(name))
+        let trusted = |name: &'static str| {
+            let fields = self.fields.iter().filter(|_| rules.http.trust_forwarded);
+            fields.filter(move |f| f.name.eq_ignore_ascii_case(name))
         };
+        // Several fields are one list (RFC 9110 §5.3): none of it may get lost.
         out.extend_from_slice(b"X-Forwarded-For: ");
-        if let Some(chain) = forwarded {
-            out.extend_from_slice(chain);
+        for chain in trusted("x-forwarded-for").filter(|f| !f.value.is_empty()) {
+            out.extend_from_slice(chain.value);
             out.extend_from_slice(b", ");
         }
         push_ip(out, rules.peer.ip());
         out.extend_from_slice(b"\r\n");
-        if !kept("x-forwarded-proto") {
+        if trusted("x-forwarded-proto").next().is_none() {
             out.extend_from_slice(b"X-Forwarded-Proto: http\r\n");
         }
         if let Some(host) = host {

@@ -29,6 +29,9 @@ pub struct Asked {
     pub http10: bool,
 }
 
+/// How the names of our own fields begin.
+const OURS: &str = "x-prefixlb-";
+
 /// Reads the head in `bytes` (which ends with its empty line) and writes the client's version of it to
 /// `out`, up to the fields that we add: the caller adds those and the empty line.
 ///
@@ -73,7 +76,12 @@ pub fn rewrite(
     out.extend_from_slice(b"\r\n");
     for field in fields {
         let name = field.name;
-        if !fields::is_hop_by_hop(name)
+        // Another prefixlb behind this one, or a backend that pretends, must not speak for us.
+        let ours = name
+            .get(..OURS.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(OURS));
+        if !ours
+            && !fields::is_hop_by_hop(name)
             && !name.eq_ignore_ascii_case("content-length")
             && !connection.names_field(fields, name)
         {

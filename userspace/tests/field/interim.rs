@@ -100,7 +100,7 @@ pub fn no_backend() -> Proxy {
         .health("interval = \"50ms\"\nfall = 1\npanic = false")
         .launch();
     eventually("the backend is out", || {
-        proxy.exchange(request("GET", "/v1/models", &[], "")).status == 503
+        proxy.metric("prefixlb_backend_healthy", &[]) == 0.0
     });
     proxy
 }
@@ -111,7 +111,7 @@ fn an_unknown_expectation_is_answered_or_ignored_but_never_hangs() {
     let mock = Mock::ok("{}");
     let proxy = Config::new(&[&mock]).start();
     let answer = proxy.exchange(request("POST", "/x", &["Expect: miracles"], "{}"));
-    assert!([200, 417].contains(&answer.status), "{}", answer.head);
+    assert!([200, 400, 417].contains(&answer.status), "{}", answer.head);
 }
 
 #[test]

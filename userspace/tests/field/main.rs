@@ -5,6 +5,9 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod affinity;
+mod forwarding;
 mod framing;
 mod interim;
+mod pool;
 mod streaming;

@@ -25,7 +25,9 @@ fn chunks_on_demand(gate: Arc<Gate>, chunks: Vec<Vec<u8>>) -> Mock {
                     return;
                 }
             }
-            conn.send("0\r\n\r\n");
+            if !gate.pass() || !conn.send("0\r\n\r\n") {
+                return;
+            }
         }
     })
 }
@@ -51,9 +53,14 @@ fn head_and_each_event_arrive_before_the_next_is_made() {
         let start = Instant::now();
         gate.release(1);
         let read = client.read_some().expect("an event");
-        assert_eq!(read, event, "one read an event, as sent");
+        assert_eq!(
+            read.escape_ascii().to_string(),
+            event.escape_ascii().to_string(),
+            "one read an event"
+        );
         delays.push(start.elapsed());
     }
+    gate.release(1);
     client.expect("0\r\n\r\n");
     // Nagle against delayed acknowledgements would be 40 ms each; a busy machine may hold up a few.
     delays.sort();
@@ -95,7 +102,7 @@ fn visibly_broken(reply: &'static str, end: fn(&mut Conn), visible: &str) {
         }
     }
     assert_eq!(mock.connections(), 2, "a broken connection was used again");
-    assert_eq!(proxy.failures("upstream_truncated"), 2.0);
+    proxy.wait_failures("upstream_truncated", 2);
     proxy.wait_idle();
 }
 
@@ -184,6 +191,7 @@ fn streams_are_relayed_byte_for_byte() {
         gate.release(1);
         client.expect(chunk);
     }
+    gate.release(1);
     client.expect("0\r\n\r\n");
 
     // And all at once.
@@ -241,7 +249,7 @@ fn a_post_is_not_replayed_when_a_fresh_connection_dies() {
     assert_eq!(answer.status, 502);
     answer.error_code();
     assert_eq!(seen(&mocks), 1);
-    assert_eq!(proxy.failures("backend_closed"), 1.0);
+    proxy.wait_failures("backend_closed", 1);
     proxy.wait_idle();
 }
 
@@ -284,10 +292,9 @@ fn when_all_refuse_the_client_is_told() {
     let answer = proxy.exchange(chat());
     assert!([502, 503].contains(&answer.status), "{}", answer.head);
     answer.error_code();
-    assert_eq!(
-        proxy.failures("connect_failed") + proxy.failures("no_backend"),
-        1.0
-    );
+    eventually("the failure is counted", || {
+        proxy.failures("connect_failed") + proxy.failures("no_backend") == 1.0
+    });
     proxy.wait_idle();
 }
 
@@ -318,7 +325,7 @@ fn the_backend_is_told(proxy: &Proxy, ended: &AtomicUsize, n: usize) {
         start.elapsed()
     );
     proxy.wait_idle();
-    assert_eq!(proxy.failures("client_abort"), n as f64);
+    proxy.wait_failures("client_abort", n);
 }
 
 // D01

@@ -301,6 +301,15 @@ impl Proxy {
             .sum()
     }
 
+    /// Waits until failures with this reason are counted so often: the count follows the answer.
+    #[track_caller]
+    pub fn wait_failures(&self, reason: &str, n: usize) {
+        eventually(&format!("{n} failures as {reason}"), || {
+            self.failures(reason) >= n as f64
+        });
+        assert_eq!(self.failures(reason), n as f64, "{reason}");
+    }
+
     /// The ledger as `/backends` shows it: name, active requests, prefill tokens.
     #[track_caller]
     pub fn ledger(&self) -> Vec<(String, u64, u64)> {
