@@ -46,7 +46,22 @@ pub fn bpf() -> Done {
 pub fn for_tests() -> Done {
     packages(&["prometheus", "python3-venv"])?;
     python("engines", &ENGINE_PACKAGES)?;
-    python("openai", &["openai"])
+    python("openai", &["openai"])?;
+    model()
+}
+
+/// The tiny model that real engines serve.
+fn model() -> Done {
+    let model = folder().join("tiny.gguf");
+    if model.exists() {
+        return Ok(());
+    }
+    let fresh = folder().join("tiny.gguf.part");
+    run(command(folder().join("engines/bin/python"))
+        .arg("bench/engines/tiny_model.py")
+        .arg(&fresh)
+        .args(["LICENSE-APACHE", "ARCHITECTURE.md"]))?;
+    std::fs::rename(&fresh, &model).map_err(|error| format!("{}: {error}", model.display()))
 }
 
 /// The proxies that benches compare with.
