@@ -8,6 +8,7 @@ mod harness;
 mod affinity;
 mod forwarding;
 mod framing;
+mod health_ops;
 mod interim;
 mod pool;
 mod streaming;
