@@ -15,6 +15,47 @@ use crate::state::{Phase, Shared};
 /// How often the file is looked at.
 const WATCH: Duration = Duration::from_millis(500);
 
+/// The signals that are orders.
+///
+/// Registered before the process says that it serves: until then SIGHUP would end it, and SIGTERM would end it
+/// with another code than 0.
+#[derive(Debug)]
+pub struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Takes the signals over; within a runtime.
+    pub fn register() -> std::io::Result<Self> {
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Order {
+        tokio::select! {
+            _ = self.hangup.recv() => Order::Reload,
+            _ = self.terminate.recv() => Order::End,
+            _ = self.interrupt.recv() => Order::End,
+        }
+    }
+
+    /// SIGTERM or SIGINT.
+    async fn end(&mut self) {
+        while self.next().await != Order::End {}
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Order {
+    Reload,
+    End,
+}
+
 /// A handle for giving orders to the control plane.
 #[derive(Clone, Debug)]
 pub struct Control {
@@ -78,24 +119,20 @@ impl Control {
     }
 
     /// Serves orders until the process ends: signals, and changes of the file.
-    pub async fn run(self) {
-        if let Err(error) = self.signals().await {
-            tracing::error!(%error, "signals cannot be received: only SIGKILL ends this process");
-            std::future::pending::<()>().await;
-        }
-    }
-
-    async fn signals(&self) -> std::io::Result<()> {
-        let mut hangup = signal(SignalKind::hangup())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
+    pub async fn run(self, mut signals: Signals) {
         let mut watch = tokio::time::interval(WATCH);
         watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let path = self.flags.config.as_deref();
         let mut file = FileWatch::new(path.and_then(digest));
+        if !self.file_is_in_force() {
+            file.in_force = None;
+        }
         loop {
             tokio::select! {
-                _ = hangup.recv() => {
+                order = signals.next() => {
+                    if order == Order::End {
+                        break;
+                    }
                     file.take(path.and_then(digest));
                     let _ = self.reload().await; // told in the log
                 }
@@ -104,18 +141,33 @@ impl Control {
                         let _ = self.reload().await; // told in the log
                     }
                 }
-                () = either(&mut terminate, &mut interrupt) => break,
             }
         }
+        self.drain(&mut signals).await;
+    }
+
+    /// Whether the file still says what the process was started with.
+    ///
+    /// It was read before the ports were bound; a change between then and the first look must not be missed.
+    fn file_is_in_force(&self) -> bool {
+        let current = self.shared.snapshot.load();
+        self.flags.config.is_none()
+            || self
+                .flags
+                .settings()
+                .is_ok_and(|settings| settings == current.settings)
+    }
+
+    /// The end: streams finish, until the limit or a second signal.
+    async fn drain(&self, signals: &mut Signals) {
         let limit = self.shared.snapshot.load().settings.drain_limit;
         tracing::info!(limit = ?limit, "draining: no new requests, streams may finish");
         self.shared.phase.send_replace(Phase::Draining);
         tokio::select! {
             () = tokio::time::sleep(limit) => tracing::warn!("drain limit reached: streams are cut"),
-            () = either(&mut terminate, &mut interrupt) => tracing::warn!("told twice: streams are cut"),
+            () = signals.end() => tracing::warn!("told twice: streams are cut"),
         }
         self.shared.phase.send_replace(Phase::Aborting);
-        Ok(())
     }
 }
 
@@ -170,10 +222,6 @@ impl FileWatch {
         }
         changed
     }
-}
-
-async fn either(a: &mut Signal, b: &mut Signal) {
-    tokio::select! { _ = a.recv() => {}, _ = b.recv() => {} }
 }
 
 fn digest(path: &Path) -> Option<u64> {

@@ -174,13 +174,22 @@ fn admit(
         settings: settings.clone(),
         slot,
         lease: SlotLease { ledger, slot },
-        authority: settings.authority(),
+        authority: host_field(settings),
         addrs: ArcSwap::from_pointee(addrs.into_iter().collect()),
         resolution: Resolution::default(),
         pool_epoch: AtomicU64::new(0),
         passive: Passive::new(ledger, slot, &pool.health),
         metrics: BackendMetrics::default(),
     }))
+}
+
+/// The `Host` field for a backend: a zone id means something on this machine only and stays here (RFC 6874).
+fn host_field(settings: &BackendSettings) -> String {
+    let mut sent = settings.clone();
+    if let Some((address, _zone)) = settings.host.split_once('%') {
+        sent.host = address.to_owned();
+    }
+    sent.authority()
 }
 
 /// A slot that no backend has and no flow still owes to; one that was never used if there is one.

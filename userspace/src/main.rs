@@ -8,7 +8,7 @@ use std::thread;
 use clap::Parser;
 use prefixlb::cli::{Cli, Run, Verb, exit};
 use prefixlb::config::{Settings, read_file};
-use prefixlb::control::Control;
+use prefixlb::control::{Control, Signals};
 use prefixlb::state::Shared;
 use prefixlb::{admin, backend, kernel, proxy};
 
@@ -66,19 +66,24 @@ fn run(flags: Run) -> Result<(), Failure> {
     let shared = Shared::start(settings, ledger).map_err(|error| (exit::CONFIG, error))?;
     // Set once, here: it cannot be set already.
     let _ = shared.metrics.ledger_backing.set(backing.to_string());
+    let control = Control::new(shared.clone(), flags);
+    let started = start_control(shared.clone(), control, admin_listener);
+    started.map_err(|error| (exit::FAILED, format!("no control thread: {error}")))?;
     let snapshot = shared.snapshot.load_full();
+    let names: Vec<&str> = snapshot
+        .pools
+        .iter()
+        .map(|pool| &*pool.settings.name)
+        .collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         listen = %listen.join(","),
         %admin,
         workers = snapshot.settings.workers,
-        pools = snapshot.pools.len(),
+        pools = %names.join(","),
         ledger = %backing,
         "serving"
     );
-    let control = Control::new(shared.clone(), flags);
-    let started = start_control(shared.clone(), control, admin_listener);
-    started.map_err(|error| (exit::FAILED, format!("no control thread: {error}")))?;
     serve(&shared, listeners)
 }
 
@@ -131,9 +136,10 @@ fn start_control(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let listener = {
+    let (listener, signals) = {
         let _in_runtime = runtime.enter();
-        tokio::net::TcpListener::from_std(admin_listener)?
+        let listener = tokio::net::TcpListener::from_std(admin_listener)?;
+        (listener, Signals::register()?)
     };
     let name = "prefixlb-control".to_owned();
     thread::Builder::new().name(name).spawn(move || {
@@ -141,7 +147,7 @@ fn start_control(
             tokio::join!(
                 backend::supervise(shared.clone()),
                 admin::serve(listener, shared, control.clone()),
-                control.run(),
+                control.run(signals),
             )
         });
     })?;

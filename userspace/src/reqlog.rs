@@ -3,7 +3,7 @@
 //! A worker formats its line and hands it over; a thread of its own writes to stdout. If that falls behind,
 //! lines are dropped and counted: a full disk or a slow pipe must never hold up a token.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -11,6 +11,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime};
 
 use crate::config::{LogFormat, LogSettings};
+
+/// Room for a usual line, so that writing one is a single allocation.
+const LINE: usize = 384;
 
 /// Lines that may wait for the writer.
 const WAITING: usize = 8192;
@@ -125,11 +128,11 @@ impl RequestLog {
     /// Logs a request; never blocks: if the writer is behind, the line is dropped and `false` comes back so
     /// that the caller can count it.
     pub fn record(&self, record: &Record<'_>) -> bool {
-        let at = humantime::format_rfc3339_millis(SystemTime::now()).to_string();
+        let now = || humantime::format_rfc3339_millis(SystemTime::now());
         let line = match self.format.load(Relaxed) {
             OFF => return true,
-            LOGFMT => logfmt(record, &at),
-            _ => json(record, &at),
+            LOGFMT => logfmt(record, now()),
+            _ => json(record, now()),
         };
         self.lines.try_send(Line::Write(line)).is_ok()
     }
@@ -162,61 +165,111 @@ fn write_lines(lines: &Receiver<Line>) {
     }
 }
 
-fn ms(time: Duration) -> f64 {
-    (time.as_secs_f64() * 1e6).round() / 1e3
+/// Milliseconds, to the microsecond.
+struct Ms(Duration);
+
+impl fmt::Display for Ms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = self.0.as_micros();
+        write!(f, "{}.{:03}", us / 1000, us % 1000)
+    }
 }
 
-fn json(record: &Record<'_>, at: &str) -> String {
-    let mut line = serde_json::json!({
-        "time": at,
-        "client": record.client.to_string(),
-        "request_id": record.request_id,
-        "method": record.method,
-        "target": record.target,
-        "pool": record.pool,
-        "backend": record.backend,
-        "pick": record.pick,
-        "prompt_tokens": record.prompt_tokens,
-        "matched_tokens": record.matched_tokens,
-        "status": record.status,
-        "failure": record.failure,
-        "ttft_ms": record.ttft.map(ms),
-        "duration_ms": ms(record.duration),
-        "bytes": record.bytes,
-    })
-    .to_string();
-    line.push('\n');
+/// How the two formats write a field; the fields and their order are `fields`'s.
+trait Shape {
+    fn text(line: &mut String, name: &str, value: &str);
+    fn bare(line: &mut String, name: &str, value: impl fmt::Display);
+    /// Nothing is known; `null` keeps the columns of JSON the same in every line.
+    fn none(line: &mut String, name: &str);
+}
+
+struct JsonShape;
+
+impl Shape for JsonShape {
+    fn text(line: &mut String, name: &str, value: &str) {
+        let _ = write!(line, ",\"{name}\":");
+        quote(line, value);
+    }
+    fn bare(line: &mut String, name: &str, value: impl fmt::Display) {
+        let _ = write!(line, ",\"{name}\":{value}");
+    }
+    fn none(line: &mut String, name: &str) {
+        let _ = write!(line, ",\"{name}\":null");
+    }
+}
+
+struct LogfmtShape;
+
+impl Shape for LogfmtShape {
+    fn text(line: &mut String, name: &str, value: &str) {
+        let _ = write!(line, " {name}=");
+        let plain = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'=' | b'\\');
+        if !value.is_empty() && value.bytes().all(plain) {
+            line.push_str(value);
+        } else {
+            quote(line, value);
+        }
+    }
+    fn bare(line: &mut String, name: &str, value: impl fmt::Display) {
+        let _ = write!(line, " {name}={value}");
+    }
+    fn none(_: &mut String, _: &str) {}
+}
+
+/// `value` between quotes, as JSON has it; control characters of every kind are escaped, so that a terminal
+/// that shows the log does not obey a client.
+fn quote(line: &mut String, value: &str) {
+    line.push('"');
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => line.extend(['\\', c]),
+            '\n' => line.push_str("\\n"),
+            '\r' => line.push_str("\\r"),
+            '\t' => line.push_str("\\t"),
+            c if c.is_control() => {
+                let _ = write!(line, "\\u{:04x}", u32::from(c));
+            }
+            c => line.push(c),
+        }
+    }
+    line.push('"');
+}
+
+fn fields<S: Shape>(line: &mut String, record: &Record<'_>) {
+    let optional = |line: &mut String, name, value: Option<&str>| match value {
+        Some(value) => S::text(line, name, value),
+        None => S::none(line, name),
+    };
+    S::text(line, "request_id", record.request_id);
+    S::text(line, "method", record.method);
+    S::text(line, "target", record.target);
+    optional(line, "pool", record.pool);
+    optional(line, "backend", record.backend);
+    optional(line, "pick", record.pick);
+    S::bare(line, "prompt_tokens", record.prompt_tokens);
+    S::bare(line, "matched_tokens", record.matched_tokens);
+    S::bare(line, "status", record.status);
+    optional(line, "failure", record.failure);
+    match record.ttft {
+        Some(ttft) => S::bare(line, "ttft_ms", Ms(ttft)),
+        None => S::none(line, "ttft_ms"),
+    }
+    S::bare(line, "duration_ms", Ms(record.duration));
+    S::bare(line, "bytes", record.bytes);
+}
+
+fn json(record: &Record<'_>, at: impl fmt::Display) -> String {
+    let mut line = String::with_capacity(LINE);
+    let _ = write!(line, "{{\"time\":\"{at}\",\"client\":\"{}\"", record.client);
+    fields::<JsonShape>(&mut line, record);
+    line.push_str("}\n");
     line
 }
 
-fn logfmt(record: &Record<'_>, at: &str) -> String {
-    let mut line = format!("time={at} client={}", record.client);
-    for (name, value) in [
-        ("request_id", Some(record.request_id)),
-        ("method", Some(record.method)),
-        ("target", Some(record.target)),
-        ("pool", record.pool),
-        ("backend", record.backend),
-        ("pick", record.pick),
-        ("failure", record.failure),
-    ] {
-        if let Some(value) = value {
-            // Debug quotes and escapes whatever could break the line.
-            let _ = write!(line, " {name}={value:?}");
-        }
-    }
-    let _ = write!(
-        line,
-        " prompt_tokens={} matched_tokens={} status={} duration_ms={} bytes={}",
-        record.prompt_tokens,
-        record.matched_tokens,
-        record.status,
-        ms(record.duration),
-        record.bytes
-    );
-    if let Some(ttft) = record.ttft {
-        let _ = write!(line, " ttft_ms={}", ms(ttft));
-    }
+fn logfmt(record: &Record<'_>, at: impl fmt::Display) -> String {
+    let mut line = String::with_capacity(LINE);
+    let _ = write!(line, "time={at} client={}", record.client);
+    fields::<LogfmtShape>(&mut line, record);
     line.push('\n');
     line
 }
@@ -254,6 +307,35 @@ mod tests {
             serde_json::from_str(&json(&record(), "t")).expect("a line of JSON");
         assert_eq!(value["target"], "/a\"b\n");
         assert_eq!(value["ttft_ms"], 1.5);
+        assert_eq!(
+            (&value["time"], &value["client"]),
+            (&"t".into(), &"127.0.0.1:5".into())
+        );
+        assert!(value["pool"].is_null() && value["failure"].is_null());
+        assert_eq!(value.as_object().map(serde_json::Map::len), Some(15));
+        let line = logfmt(&record(), "t");
+        assert!(line.starts_with("time=t client=127.0.0.1:5 request_id=id method=GET target=\"/a\\\"b\\n\" backend=b1"), "{line}");
+        assert!(
+            line.ends_with(" ttft_ms=1.500 duration_ms=2.000 bytes=10\n"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn every_character_survives_json_and_none_reaches_a_terminal_raw() {
+        for c in (0..=0x2ff).filter_map(char::from_u32) {
+            let target = format!("a{c}b");
+            let record = Record {
+                target: &target,
+                ..record()
+            };
+            let line = json(&record, "t");
+            let value: serde_json::Value = serde_json::from_str(&line).expect("a line of JSON");
+            assert_eq!(value["target"], *target);
+            let both = line.clone() + &logfmt(&record, "t");
+            let controls = both.chars();
+            assert_eq!(controls.filter(|c| c.is_control()).count(), 2, "{c:?}");
+        }
     }
 
     #[test]

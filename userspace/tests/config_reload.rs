@@ -218,3 +218,13 @@ async fn fifty_reloads_neither_leak_slots_nor_disturb_who_stays() {
         .count();
     assert_eq!(used, 2);
 }
+
+#[tokio::test]
+async fn a_zone_id_is_for_connecting_and_is_not_sent() {
+    let text = HEAD.to_owned() + "[[pool.backend]]\nurl = 'http://[fe80::1%25lo]:7'\n";
+    let world = World::new("zone", &text);
+    let backend = world.backend(7).expect("there");
+    assert_eq!(&*backend.settings.name, "[fe80::1%lo]:7");
+    assert_eq!(&*backend.settings.host, "fe80::1%lo");
+    assert_eq!(&*backend.authority, "[fe80::1]:7");
+}

@@ -10,4 +10,5 @@ pub mod framing;
 pub mod gate;
 pub mod hexkey;
 pub mod ledger;
+pub mod ledger_op;
 pub mod maglev;

@@ -6,7 +6,8 @@
 //!
 //! `/healthz` and `/readyz` are open to all, since orchestrators ask without a token and learn nothing but
 //! yes or no; everything else wants the bearer token if one is set. Beyond loopback without a token the
-//! listener refuses everything else, even if the configuration should have let that pass.
+//! listener refuses everything else, even if the configuration should have let that pass. And a web page in
+//! the operator's browser can reach loopback too: without a token no order is taken from one.
 
 mod answer;
 mod policy;
@@ -20,7 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, ORIGIN};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -95,6 +96,7 @@ fn router(admin: Admin) -> Router {
         .route("/healthz", get(async || ok(json!({"status": "ok"}))))
         .route("/readyz", get(readyz))
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::map_response(answer::in_shape))
         .with_state(admin)
 }
 
@@ -117,6 +119,12 @@ async fn authorise(State(admin): State<Admin>, request: Request, next: Next) -> 
                     "The admin listener is reachable from other machines and has no token: set admin.token, or bind it to a loopback address.",
                 );
             }
+            None if from_a_browser(&request) => {
+                return fault(
+                    StatusCode::FORBIDDEN,
+                    "Orders from a web page need a token: set admin.token, or use another client.",
+                );
+            }
             None => true,
         }
     };
@@ -132,6 +140,11 @@ async fn authorise(State(admin): State<Admin>, request: Request, next: Next) -> 
         axum::http::HeaderValue::from_static("Bearer"),
     );
     response
+}
+
+/// Browsers put `Origin` on every request of a page that can change something.
+fn from_a_browser(request: &Request) -> bool {
+    !request.method().is_safe() && request.headers().contains_key(ORIGIN)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {

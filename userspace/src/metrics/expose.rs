@@ -168,7 +168,13 @@ fn pools(page: &mut Page, shared: &Shared, pools: &[Arc<Pool>]) {
         C,
         "Blocks evicted from the prefix index because a backend's cache is believed full.",
     );
-    each(page, &|pool| pool.metrics.index_evictions.get() as f64);
+    each(page, &|pool| pool.picker.index().evictions() as f64);
+    page.family(
+        "prefixlb_pool_index_bytes",
+        G,
+        "Memory of the pool's prefix index; fixed.",
+    );
+    each(page, &|pool| pool.picker.index().bytes() as f64);
     page.family(
         "prefixlb_pool_charged_skew_ratio",
         G,

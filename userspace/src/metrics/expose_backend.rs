@@ -30,6 +30,7 @@ struct Row<'a> {
     cell: &'static LedgerCell,
     signal: EngineSignal,
     counted: &'a BackendMetrics,
+    index_blocks: u32,
     resolution_failing: bool,
 }
 
@@ -47,6 +48,7 @@ fn rows<'a>(shared: &Shared, pools: &'a [Arc<Pool>]) -> Vec<Row<'a>> {
             cell: shared.ledger.cell(backend.slot),
             signal: shared.signals.load(backend.slot, now),
             counted: &backend.metrics,
+            index_blocks: pool.picker.index().held(backend.slot),
             resolution_failing: backend.resolution.is_failing(),
         })
         .collect()
@@ -54,7 +56,7 @@ fn rows<'a>(shared: &Shared, pools: &'a [Arc<Pool>]) -> Vec<Row<'a>> {
 
 fn load(page: &mut Page, rows: &[Row<'_>]) {
     type Read = fn(&Row<'_>) -> f64;
-    let families: [(&'static str, &str, Read); 9] = [
+    let families: [(&'static str, &str, Read); 10] = [
         (
             "prefixlb_backend_active_requests",
             "Requests picked and not ended.",
@@ -94,6 +96,11 @@ fn load(page: &mut Page, rows: &[Row<'_>]) {
             "prefixlb_backend_cap_requests",
             "Most requests in flight; 0: no cap.",
             |row| f64::from(row.cell.cap.load(Relaxed)),
+        ),
+        (
+            "prefixlb_backend_index_blocks",
+            "Prompt blocks that the index believes cached there.",
+            |row| f64::from(row.index_blocks),
         ),
         (
             "prefixlb_backend_resolution_failing",

@@ -139,8 +139,6 @@ pub struct PoolMetrics {
     pub queued_total: Counter,
     /// Picks made in panic mode.
     pub panic_picks: Counter,
-    /// Blocks evicted from the index, by capacity.
-    pub index_evictions: Counter,
 }
 
 /// What belongs to no backend.

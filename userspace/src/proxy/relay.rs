@@ -112,6 +112,12 @@ impl Exchange<'_> {
         self.surplus |= took < of;
         if took > 0 {
             self.first_byte();
+            // A stream that goes on outweighs health probes that come late.
+            if self.status < 400
+                && let Some(assigned) = &self.assigned
+            {
+                assigned.backend.passive.alive();
+            }
         }
     }
 

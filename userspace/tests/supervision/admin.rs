@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use prefixlb::admin;
 use prefixlb::cli::Run;
-use prefixlb::config::{PolicyKind, Settings};
+use prefixlb::config::{GateKind, PolicyKind, Settings};
 use prefixlb::control::Control;
 use prefixlb::state::Phase;
 use prefixlb_common::ledger::{STATE_DRAINING, STATE_HEALTHY};
@@ -96,6 +96,7 @@ async fn every_answer_has_its_status_and_errors_have_one_shape() {
         ("DELETE /pools/main/policy", 405),
         ("POST /metrics", 405),
         ("POST /healthz", 405),
+        ("POST /backends/%ff/x/drain", 400),
         ("GET /reload", 405),
         ("POST /reload", 422),
     ];
@@ -136,6 +137,21 @@ async fn the_token_guards_all_but_health_and_readiness() {
         }
     }
     assert_eq!(ask(addr, "GET /metrics", Some("secret"), "").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_web_page_gives_no_orders_without_a_token() {
+    let (world, addr) = world_with_admin("127.0.0.1:0", None).await;
+    let order = "POST /backends/main/127.0.0.1:9001/drain HTTP/1.1\r\nHost: admin\r\nConnection: close\r\nContent-Length: 0\r\n";
+    for (origin, status) in [("Origin: http://evil.example\r\n", "403"), ("", "200")] {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        let request = format!("{order}{origin}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{answer}");
+        assert_eq!(world.has(0, STATE_DRAINING), status == "200");
+    }
 }
 
 #[tokio::test]
@@ -223,7 +239,18 @@ async fn a_policy_change_reaches_the_gate_in_the_ledger() {
     let (status, _) = put(r#"{"tau":null,"r_peak":1000,"t_max":"2s"}"#).await;
     assert_eq!(status, 200);
     assert_eq!(tau(&world), [2000; 2]);
-    let _: PolicyKind = world.shared.snapshot.load().pools[0].picker.policy().kind;
+    let picker = Arc::clone(&world.shared.snapshot.load().pools[0].picker);
+    assert_eq!(
+        picker.policy().gate,
+        GateKind::Absolute,
+        "what was not sent stays"
+    );
+    let (status, body) = put(r#"{"kind":"power-of-two"}"#).await;
+    assert_eq!(
+        (status, &json(&body)["kind"]),
+        (200, &json!("power-of-two"))
+    );
+    assert_eq!(picker.policy().kind, PolicyKind::PowerOfTwo);
 }
 
 fn tau(world: &World) -> [u64; 2] {

@@ -1,5 +1,6 @@
 //! What engines tell, from their pages to the signal table.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use prefixlb::backend::signals::Reading;
@@ -125,7 +126,15 @@ async fn signals_and_counters_follow_the_engine_through_its_restart() {
     };
     eventually("a signal", || signal().waiting == Some(2)).await;
     assert_eq!(signal().running, Some(1));
-    eventually("its capacity asked for", || engine.seen("/props") >= 1).await;
+    // Two slots of 512 tokens, in blocks of 64: more than that the index does not believe.
+    let pool = Arc::clone(&world.shared.snapshot.load().pools[0]);
+    let chain: Vec<u64> = (1..=40).collect();
+    eventually("its capacity in the index", || {
+        pool.picker.index().insert(&chain, backend.slot);
+        pool.picker.index().held(backend.slot) == 16
+    })
+    .await;
+    assert!(engine.seen("/props") >= 1);
     let counts = || {
         (
             backend.metrics.engine_prompt_tokens.get(),

@@ -1,0 +1,82 @@
+//! All tests, on BPF programs built afresh, and their sum.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::shell::{Done, cargo};
+use crate::{ebpf, setup};
+
+/// Sets up, tests, and prints `N passed, N failed` as the last line.
+pub fn run(args: &[String]) -> Done {
+    setup::for_tests()?;
+    let object = ebpf::build()?;
+    let mut tests = cargo()
+        .env("PREFIXLB_BPF_OBJECT", object)
+        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(args)
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("cargo test cannot be started: {error}"))?;
+    let mut sum = Sum::default();
+    for line in tests
+        .stdout
+        .take()
+        .into_iter()
+        .flat_map(|out| BufReader::new(out).lines())
+    {
+        let line = line.unwrap_or_default();
+        sum.add(&line);
+        println!("{line}");
+    }
+    let status = tests.wait().map_err(|error| error.to_string())?;
+    if sum.failed == 0 && !status.success() {
+        sum.failed = 1; // something did not even run
+    }
+    println!("\n{} passed, {} failed", sum.passed, sum.failed);
+    if sum.failed > 0 || sum.passed == 0 {
+        return Err("there are failures".into());
+    }
+    Ok(())
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sum {
+    passed: u64,
+    failed: u64,
+}
+
+impl Sum {
+    /// Adds what a line like `test result: ok. 3 passed; 0 failed; …` says.
+    fn add(&mut self, line: &str) {
+        let Some(rest) = line.strip_prefix("test result: ") else {
+            return;
+        };
+        for part in rest.split(['.', ';']) {
+            match part.trim().split_once(' ') {
+                Some((n, "passed")) => self.passed += n.parse().unwrap_or(0),
+                Some((n, "failed")) => self.failed += n.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_summed() {
+        let mut sum = Sum::default();
+        sum.add("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; finished in 0.1s");
+        sum.add("test result: FAILED. 2 passed; 4 failed; 0 ignored; 0 measured");
+        sum.add("test x ... ok");
+        assert_eq!(
+            sum,
+            Sum {
+                passed: 5,
+                failed: 4
+            }
+        );
+    }
+}
