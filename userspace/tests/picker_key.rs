@@ -42,10 +42,28 @@ fn a04_how_a_request_is_written_does_not_change_its_key() {
         r#"{"stream":true,"temperature":0.2,"max_tokens":9,"user":"u","model":"m","messages":[{"role":"user","content":"café a/b"}]}"#,
         r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"café a/b"}]}]}"#,
         r#"{"model":"m","messages":[{"role":"user","content":[{"text":"café ","type":"text"},{"type":"text","text":"a/b"}]}],"n":1}"#,
+        r#"{"model":"m","messages":[{"role":"user","content":"\u0063af\u00e9 a\u002fb"}]}"#,
         r#"{"mo\u0064el":"m","messages":[{"role":"user","content":"café a/b"}],"tools":[]}"#,
     ] {
         assert_eq!(key(Shape::Chat, same), want, "{same}");
     }
+}
+
+#[test]
+fn a04_every_spelling_of_a_character_is_the_same_character() {
+    let plain = r#"{"prompt":"a\n\"\\\t\r\b\f😀/\u0001\\u0041"}"#;
+    let spelt = r#"{"prompt":"\u0061\u000a\u0022\u005C\u0009\u000d\u0008\u000c\ud83d\uDE00\/\u0001\u005cu0041"}"#;
+    assert_eq!(
+        key(Shape::Completions, plain),
+        key(Shape::Completions, spelt)
+    );
+    // The same text through the quick way, which knows no \u and no \/.
+    let quick = r#"{"prompt":"a\n\"\\\t\r\b\f😀"}"#;
+    let taken_apart = r#"{"prompt":"a\n\"\\\t\r\b\f😀","x":"\/"}"#;
+    assert_eq!(
+        key(Shape::Completions, quick),
+        key(Shape::Completions, taken_apart)
+    );
 }
 
 #[test]
@@ -239,7 +257,7 @@ fn odd_bodies_have_no_key_and_say_why() {
         ("[1]", NoKey::Malformed),
         ("{", NoKey::Malformed),
         (r#"{"prompt":"a"} x"#, NoKey::Malformed),
-        (r#"{"prompt":"a\x"}"#, NoKey::Malformed),
+        (r#"{"prompt":"a\x\/"}"#, NoKey::Malformed),
         (r#"{"prompt":"\ud800"}"#, NoKey::Malformed),
         (r#"{"prompt":"\udc00\ud800"}"#, NoKey::Malformed),
         (r#"{"prompt":"\u12"}"#, NoKey::Malformed),

@@ -73,19 +73,16 @@ impl KeyParser {
         key.clear();
         self.parts.clear();
         let cut = !whole || body.len() > self.window;
-        let mut walk = Walk::new(&body[..body.len().min(self.window)]);
         let parts = &mut self.parts;
-        let walked = walk
-            .object(0, |walk, name, depth| {
+        let walked = Walk::new(&body[..body.len().min(self.window)]).and_then(|mut walk| {
+            walk.object(0, |walk, name, depth| {
                 parts.member(walk, shape, name, depth)
-            })
-            .and_then(|()| {
-                if walk.at_end() {
-                    Ok(())
-                } else {
-                    Err(Stop::Bad(NoKey::Malformed))
-                }
-            });
+            })?;
+            match walk.at_end() {
+                true => Ok(()),
+                false => Err(Stop::Bad(NoKey::Malformed)),
+            }
+        });
         let complete = match walked {
             Ok(()) => true,
             Err(Stop::Cut) if cut => false,

@@ -1,7 +1,15 @@
-//! A walk over JSON bytes: strings are handed over decoded and in pieces, nothing is kept.
+//! A walk over JSON bytes: strings are handed over in pieces, nothing is kept.
 //!
-//! Not a validator: it is strict where two readings would differ (structure, escapes, UTF-8 of what is handed
-//! over) and passes over the rest as fast as it can.
+//! Text is handed over in one canonical spelling: what must be escaped stays as its short escape (`\n`, `\"`),
+//! everything else is plain. Every serializer in wide use writes the short escapes alike; they differ in `\/`
+//! and `\u…`. So where a document has neither, which is told in one pass over it, strings are canonical as they
+//! are: their end is found from quote to quote, and they are hashed in place. Only the others are taken apart.
+//!
+//! Not a validator: it is strict about structure, and passes over the rest as fast as it can.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 
 use super::NoKey;
 
@@ -27,12 +35,21 @@ const MALFORMED: Stop = Stop::Bad(NoKey::Malformed);
 pub struct Walk<'b> {
     bytes: &'b [u8],
     at: usize,
+    /// No `\u` and no `\/` is in the bytes.
+    canonical: bool,
 }
 
 impl<'b> Walk<'b> {
-    /// At the start of `bytes`.
-    pub fn new(bytes: &'b [u8]) -> Self {
-        Self { bytes, at: 0 }
+    /// At the start of `bytes`. Invalid UTF-8 is refused for the whole of them, but for a last character
+    /// that is cut off.
+    pub fn new(bytes: &'b [u8]) -> Step<Self> {
+        let bytes = valid(bytes)?;
+        let canonical = !has_other_escapes(bytes);
+        Ok(Self {
+            bytes,
+            at: 0,
+            canonical,
+        })
     }
 
     /// Bytes walked over.
@@ -115,15 +132,29 @@ impl<'b> Walk<'b> {
         }
     }
 
-    /// Takes a string and hands it over, decoded, in pieces. What was cut off is handed over too.
+    /// Takes a string and hands it over in its canonical spelling, in pieces; what was cut off too.
     pub fn string(&mut self, mut piece: impl FnMut(&[u8])) -> Step<()> {
         self.expect(b'"')?;
+        if !self.canonical {
+            return self.respelt_string(piece);
+        }
+        let rest = &self.bytes[self.at..];
+        let end = string_end(rest);
+        let text = &rest[..end.unwrap_or(rest.len())];
+        if !text.is_empty() {
+            piece(text);
+        }
+        self.at += text.len() + 1;
+        end.map(|_| ()).ok_or(Stop::Cut)
+    }
+
+    /// As [`Self::string`], where some escapes must be written otherwise.
+    fn respelt_string(&mut self, mut piece: impl FnMut(&[u8])) -> Step<()> {
         loop {
             let rest = &self.bytes[self.at..];
             let run = memchr::memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
             if run > 0 {
-                let cut = run == rest.len();
-                piece(valid(&rest[..run], cut)?);
+                piece(&rest[..run]);
                 self.at += run;
             }
             match rest.get(run) {
@@ -131,33 +162,25 @@ impl<'b> Walk<'b> {
                     self.at += 1;
                     return Ok(());
                 }
-                Some(_) => {
-                    let mut utf8 = [0; 4];
-                    piece(self.escape(&mut utf8)?);
-                }
+                Some(_) => self.escape(&mut piece)?,
                 None => return Err(Stop::Cut),
             }
         }
     }
 
-    fn escape<'u>(&mut self, utf8: &'u mut [u8; 4]) -> Step<&'u [u8]> {
+    fn escape(&mut self, piece: &mut impl FnMut(&[u8])) -> Step<()> {
         let letter = *self.bytes.get(self.at + 1).ok_or(Stop::Cut)?;
         self.at += 2;
-        let byte = match letter {
-            b'n' => b'\n',
-            b'"' | b'\\' | b'/' => letter,
-            b't' => b'\t',
-            b'r' => b'\r',
-            b'b' => 8,
-            b'f' => 12,
-            b'u' => return self.unicode(utf8),
+        match letter {
+            b'"' | b'\\' | b'n' | b't' | b'r' | b'b' | b'f' => piece(&[b'\\', letter]),
+            b'/' => piece(b"/"),
+            b'u' => spell(self.unicode()?, piece),
             _ => return Err(MALFORMED),
-        };
-        utf8[0] = byte;
-        Ok(&utf8[..1])
+        }
+        Ok(())
     }
 
-    fn unicode<'u>(&mut self, utf8: &'u mut [u8; 4]) -> Step<&'u [u8]> {
+    fn unicode(&mut self) -> Step<char> {
         let first = self.hex4()?;
         let code = match first {
             0xd800..0xdc00 => {
@@ -176,8 +199,7 @@ impl<'b> Walk<'b> {
             }
             _ => first,
         };
-        let decoded = char::from_u32(code).ok_or(MALFORMED)?;
-        Ok(decoded.encode_utf8(utf8).as_bytes())
+        char::from_u32(code).ok_or(MALFORMED)
     }
 
     fn hex4(&mut self) -> Step<u32> {
@@ -218,19 +240,49 @@ impl<'b> Walk<'b> {
 
     fn skip_string(&mut self) -> Step<()> {
         self.at += 1;
-        loop {
-            let rest = &self.bytes[self.at..];
-            let run = memchr::memchr2(b'"', b'\\', rest).ok_or(Stop::Cut)?;
-            if rest[run] == b'"' {
-                self.at += run + 1;
-                return Ok(());
-            }
-            self.at += run + 2;
-            if self.at > self.bytes.len() {
-                return Err(Stop::Cut);
-            }
-        }
+        let end = string_end(&self.bytes[self.at..]).ok_or(Stop::Cut)?;
+        self.at += end + 1;
+        Ok(())
     }
+}
+
+/// Where the quote is that ends the string: the first one with an even number of backslashes before it.
+fn string_end(rest: &[u8]) -> Option<usize> {
+    memchr::memchr_iter(b'"', rest).find(|at| match &rest[..*at] {
+        [.., b'\\', b'\\'] => {
+            let escapes = rest[..*at].iter().rev().take_while(|b| **b == b'\\');
+            escapes.count() % 2 == 0
+        }
+        [.., b'\\'] => false,
+        _ => true,
+    })
+}
+
+/// Whether a backslash is followed by `u` or `/` anywhere. Pairs like the `\u` within `\\\\u` are taken for an
+/// escape, which costs time and nothing else.
+fn has_other_escapes(bytes: &[u8]) -> bool {
+    static UNICODE: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\\u"));
+    static SLASH: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\\/"));
+    UNICODE.find(bytes).is_some() || SLASH.find(bytes).is_some()
+}
+
+/// Hands over the canonical spelling of a character that was written as `\u…`.
+fn spell(decoded: char, piece: &mut impl FnMut(&[u8])) {
+    let short: &[u8] = match decoded {
+        '"' => b"\\\"",
+        '\\' => b"\\\\",
+        '\n' => b"\\n",
+        '\t' => b"\\t",
+        '\r' => b"\\r",
+        '\u{8}' => b"\\b",
+        '\u{c}' => b"\\f",
+        '\0'..' ' => {
+            // Controls without a short escape: a spelling that only they have.
+            return piece(&[b'\\', b'u', decoded as u8]);
+        }
+        _ => return piece(decoded.encode_utf8(&mut [0; 4]).as_bytes()),
+    };
+    piece(short);
 }
 
 fn deeper(depth: u32) -> Step<u32> {
@@ -240,15 +292,15 @@ fn deeper(depth: u32) -> Step<u32> {
     Ok(depth + 1)
 }
 
-/// The run as far as it is valid UTF-8: at a cut, the last character may be incomplete.
-#[inline]
-fn valid(run: &[u8], cut: bool) -> Step<&[u8]> {
-    if run.is_ascii() {
-        return Ok(run);
+/// The bytes as far as they are valid UTF-8: at the end, the last character may be cut off.
+fn valid(bytes: &[u8]) -> Step<&[u8]> {
+    if simdutf8::basic::from_utf8(bytes).is_ok() {
+        return Ok(bytes);
     }
-    match std::str::from_utf8(run) {
-        Ok(_) => Ok(run),
-        Err(error) if cut && error.error_len().is_none() => Ok(&run[..error.valid_up_to()]),
+    // Where and how it is wrong, only the slow way tells.
+    match std::str::from_utf8(bytes) {
+        Ok(_) => Ok(bytes),
+        Err(error) if error.error_len().is_none() => Ok(&bytes[..error.valid_up_to()]),
         Err(_) => Err(MALFORMED),
     }
 }
