@@ -3,7 +3,10 @@
 #![no_main]
 // The target has atomic instructions, but `core` offers them only as intrinsics.
 #![feature(core_intrinsics)]
-#![expect(internal_features, reason = "the only way to the BPF atomic instructions")]
+#![expect(
+    internal_features,
+    reason = "the only way to the BPF atomic instructions"
+)]
 
 mod ledger;
 mod maps;

@@ -21,13 +21,20 @@ pub fn run_checks() -> Done {
         "-D",
         "warnings",
     ]))?;
-    shell::run(cargo().env("RUSTDOCFLAGS", "-D warnings").args([
-        "doc",
-        "--workspace",
-        "--no-deps",
-        "--document-private-items",
-        "--locked",
-    ]))
+    shell::run(
+        cargo()
+            .env(
+                "RUSTDOCFLAGS",
+                "-D warnings -A rustdoc::private-intra-doc-links",
+            )
+            .args([
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--document-private-items",
+                "--locked",
+            ]),
+    )
 }
 
 /// The verb.
