@@ -86,9 +86,11 @@ impl Programs {
             .ok_or("the BPF object has no program plb_ledger_op")?;
         let mut frame = [0; FRAME_BYTES];
         frame[..16].copy_from_slice(&op.to_bytes());
-        let mut options = TestRunOptions::default();
-        options.data_in = Some(&frame);
-        options.repeat = times;
+        let options = TestRunOptions {
+            data_in: Some(&frame),
+            repeat: times,
+            ..TestRunOptions::new()
+        };
         let run = program
             .test_run(options)
             .map_err(|error| format!("the kernel cannot run plb_ledger_op ({})", cause(&error)))?;
