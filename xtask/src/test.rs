@@ -1,5 +1,6 @@
 //! All tests, on BPF programs built afresh, and their sum.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
@@ -12,6 +13,7 @@ pub fn run(args: &[String]) -> Done {
     let object = ebpf::build()?;
     let mut tests = cargo()
         .env("PREFIXLB_BPF_OBJECT", object)
+        .env("PATH", path()?)
         .args(["test", "--workspace", "--locked", "--no-fail-fast"])
         .args(args)
         .stdout(Stdio::piped())
@@ -37,6 +39,14 @@ pub fn run(args: &[String]) -> Done {
         return Err("there are failures".into());
     }
     Ok(())
+}
+
+/// PATH with the programs of `.setup` in front.
+fn path() -> Done<OsString> {
+    let usual = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(setup::bin()).chain(std::env::split_paths(&usual));
+    std::env::join_paths(folders)
+        .map_err(|error| format!("{} cannot be in PATH: {error}", setup::bin().display()))
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
