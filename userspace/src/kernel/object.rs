@@ -91,7 +91,7 @@ impl Programs {
         let options = TestRunOptions {
             data_in: Some(&frame),
             repeat: times,
-            ..TestRunOptions::new()
+            ..TestRunOptions::default()
         };
         let run = program
             .test_run(options)

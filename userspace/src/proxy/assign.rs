@@ -161,7 +161,12 @@ impl Exchange<'_> {
         pool.metrics.queued.add(1);
         pool.metrics.queued_total.inc();
         let place = InLine { pool, ticket };
-        self.flow.arm(pool.settings.queue_deadline);
+        let watched = self.upload_may_be_watched();
+        if watched {
+            self.flow.arm(pool.settings.queue_deadline);
+        } else {
+            self.flow.arm_unread(pool.settings.queue_deadline);
+        }
         std::future::poll_fn(|cx| {
             if pool.waiters.is_first(&place.ticket) {
                 match self.try_assign(pool) {
@@ -170,10 +175,10 @@ impl Exchange<'_> {
                     Err(NoPick::AllFull) => {}
                 }
             }
-            if self.upload_may_be_watched() && self.flow.poll_gone(cx).is_ready() {
+            if watched && self.flow.poll_gone(cx).is_ready() {
                 return Poll::Ready(Err(Fail::GONE));
             }
-            if !self.flow.interrupted() {
+            if !self.flow.interrupted() || (!watched && self.flow.waits_on()) {
                 return Poll::Pending;
             }
             Poll::Ready(Err(if self.flow.half_closed() {

@@ -48,7 +48,8 @@ impl Exchange<'_> {
         if self.upload.finished && self.flow.poll_gone(cx).is_ready() {
             return Poll::Ready(HeadEnd::Failed(Fail::GONE));
         }
-        if self.flow.interrupted() {
+        let held_up = self.upload.held_up.is_some();
+        if self.flow.interrupted() && !(held_up && self.flow.waits_on()) {
             return Poll::Ready(HeadEnd::Failed(self.out_of_time()));
         }
         Poll::Pending
@@ -71,6 +72,11 @@ impl Exchange<'_> {
             Fail::new(
                 Reason::ResponseTimeout,
                 "the backend did not answer in time",
+            )
+        } else if self.upload.held_up.is_some() {
+            Fail::new(
+                Reason::ResponseTimeout,
+                "the backend does not read the request",
             )
         } else {
             Fail::new(Reason::RequestTimeout, "the body did not come in time")

@@ -1,12 +1,14 @@
 //! A flow: one client connection, from accept to close, request after request.
 
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
 use super::answer;
@@ -21,6 +23,8 @@ use crate::state::{Phase, Snapshot};
 
 /// A client that was refused is listened to for this long, so that it reads the answer before a reset.
 const LINGER: Duration = Duration::from_secs(2);
+/// A client that is not read from is looked at this often.
+const WATCH: Duration = Duration::from_millis(500);
 /// Bytes that pipelined requests may take up while one is in flight.
 pub const PIPELINE_BYTES: usize = 64 << 10;
 
@@ -53,6 +57,8 @@ pub struct Flow {
     /// The client sent FIN; it may have gone altogether.
     fin: bool,
     grace: Duration,
+    /// When a wait ends in which the client is not read from, on the timers' clock.
+    unread_until_ms: u64,
     /// When the first byte of the current request came.
     pub started: Instant,
     _open: OpenConnection,
@@ -76,6 +82,7 @@ impl Flow {
             inbuf: Vec::new(),
             fin: false,
             grace: Duration::ZERO,
+            unread_until_ms: 0,
             started: Instant::now(),
             _open: OpenConnection::new(&worker.shared),
             worker,
@@ -236,6 +243,38 @@ impl Flow {
         } else {
             after
         });
+    }
+
+    /// Sets the deadline of a wait in which the client's bytes are left where they are, so that reading does
+    /// not tell when it leaves: see [`Self::waits_on`].
+    pub fn arm_unread(&mut self, after: Duration) {
+        let ms = after.as_millis() as u64;
+        self.unread_until_ms = self.worker.timers.now_ms().saturating_add(ms);
+        self.arm(after.min(WATCH));
+    }
+
+    /// The timer rang in such a wait: whether it goes on, for there is time left and the client is there.
+    pub fn waits_on(&mut self) -> bool {
+        let now = self.worker.timers.now_ms();
+        if self.fin || now >= self.unread_until_ms || self.worker.phase() == Phase::Aborting {
+            return false;
+        }
+        let left = Duration::from_millis(self.unread_until_ms - now);
+        self.arm(left.min(WATCH));
+        let mut cx = Context::from_waker(Waker::noop());
+        let ready = pin!(self.client.ready(Interest::READABLE | Interest::ERROR)).poll(&mut cx);
+        match ready {
+            Poll::Ready(Ok(ready)) if ready.is_error() => {
+                self.fin = true;
+                false
+            }
+            Poll::Ready(Ok(ready)) if ready.is_read_closed() => {
+                self.fin = true;
+                self.timer.set(self.grace);
+                true
+            }
+            _ => true,
+        }
     }
 
     /// Whether the deadline passed or the process is at its end.

@@ -21,6 +21,8 @@ pub struct Upload {
     pub streamed: bool,
     /// Everything was sent.
     pub finished: bool,
+    /// The backend does not read on, with so many bytes left of what we hold.
+    pub held_up: Option<usize>,
     /// The backend takes no more; its answer may still be on the way.
     pub broken: bool,
 }
@@ -61,7 +63,16 @@ impl Exchange<'_> {
             return Poll::Ready(Ok(()));
         }
         loop {
-            ready!(self.poll_flush_upload(cx))?;
+            match self.poll_flush_upload(cx) {
+                Poll::Pending => {
+                    self.hold_up();
+                    return Poll::Pending;
+                }
+                Poll::Ready(flushed) => flushed?,
+            }
+            if self.upload.held_up.take().is_some() {
+                self.flow.arm(self.snapshot.settings.http.body_idle);
+            }
             if self.incoming.is_done() {
                 self.upload.finished = true;
                 self.flow.arm(self.snapshot.settings.http.response_deadline);
@@ -73,6 +84,17 @@ impl Exchange<'_> {
             }
             ready!(self.poll_pump(cx))?;
             self.flow.arm(self.snapshot.settings.http.body_idle);
+        }
+    }
+
+    /// The backend does not read, so the client is not read from either: its leaving must be seen otherwise.
+    fn hold_up(&mut self) {
+        let up = &self.upload;
+        let head = up.head.len() - up.head_at;
+        let unsent = head + (self.prefix_end - up.prefix_at) + (up.left.len() - up.left_at);
+        if up.held_up != Some(unsent) {
+            self.upload.held_up = Some(unsent);
+            self.flow.arm_unread(self.snapshot.settings.http.body_idle);
         }
     }
 

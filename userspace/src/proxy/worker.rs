@@ -243,13 +243,16 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Whether some backend of some pool lets requests in.
+/// Whether some backend of some pool could get a request: one that lets requests in or, in panic mode, one
+/// that no operator drains.
 pub fn anyone_admits(worker: &Worker, snapshot: &Snapshot) -> bool {
-    use prefixlb_common::ledger::LedgerEntry;
+    use prefixlb_common::ledger::{LedgerEntry, STATE_DRAINING};
     let ledger = &worker.shared.ledger;
-    snapshot
-        .pools
-        .iter()
-        .flat_map(|pool| &pool.members)
-        .any(|member| LedgerEntry::admits(ledger.cell(member.slot).state.load(Relaxed)))
+    snapshot.pools.iter().any(|pool| {
+        let panics = pool.settings.health.panic;
+        pool.members.iter().any(|member| {
+            let state = ledger.cell(member.slot).state.load(Relaxed);
+            LedgerEntry::admits(state) || (panics && state & STATE_DRAINING == 0)
+        })
+    })
 }

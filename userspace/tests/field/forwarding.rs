@@ -646,9 +646,14 @@ fn a_pipelining_client_is_held_up_too() {
     mock.wait_requests(1);
     let sender = client.sender();
     sender.set_nonblocking(true).expect("non-blocking");
-    let one = request("GET", "/more", &[], "");
+    let one = request(
+        "GET",
+        "/more",
+        &[&format!("X-Pad: {}", "a".repeat(8000))],
+        "",
+    );
     let mut sent = 0usize;
-    let block = one.repeat(1000);
+    let block = one.repeat(100);
     while sent < 64 << 20 {
         match std::io::Write::write(&mut &sender, &block.as_bytes()[sent % one.len()..]) {
             Ok(n) => sent += n,

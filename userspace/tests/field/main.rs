@@ -2,12 +2,14 @@
 //! and what the specifications say beyond them. The ids in comments (F01, S02, …) are those of
 //! `fixtures/field-cases.md`.
 
-#[path = "../harness/mod.rs"]
-mod harness;
-
 mod affinity;
+mod catalogue;
+mod cuts;
 mod forwarding;
 mod framing;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod health_ops;
 mod interim;
 mod pool;
 mod streaming;

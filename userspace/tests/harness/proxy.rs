@@ -16,7 +16,6 @@ use super::{Client, Mock, PATIENCE, Response, eventually, lock};
 pub struct Config {
     top: Vec<String>,
     http: Vec<String>,
-    key: Vec<String>,
     pool: Vec<String>,
     policy: Vec<String>,
     health: Vec<String>,
@@ -85,12 +84,6 @@ impl Config {
         self
     }
 
-    /// A line of `[key]`.
-    pub fn key(mut self, line: &str) -> Self {
-        self.key.push(line.into());
-        self
-    }
-
     /// A line of the pool.
     pub fn pool(mut self, line: &str) -> Self {
         self.pool.push(line.into());
@@ -128,7 +121,6 @@ impl Config {
         put("", &top);
         put("[admin]", &[format!("listen = \"{admin}\"")]);
         put("[http]", &self.http);
-        put("[key]", &self.key);
         put("[[pool]]\nname = \"main\"", &["# pool".into()]);
         put("", &self.pool);
         put("[pool.policy]", &self.policy);
