@@ -3,4 +3,5 @@
 pub mod load;
 pub mod ratio;
 pub mod run;
+pub mod side;
 pub mod sim;
