@@ -49,6 +49,7 @@ fn run(flags: Run) -> Result<(), Failure> {
         .settings()
         .map_err(|error| (exit::CONFIG, error.to_string()))?;
     log_to_stderr();
+    raise_descriptor_limit();
     let (admin_listener, listeners) = bind(&settings)?;
     let bound = |listener: &TcpListener| match listener.local_addr() {
         Ok(address) => address.to_string(),
@@ -85,6 +86,16 @@ fn run(flags: Run) -> Result<(), Failure> {
         "serving"
     );
     serve(&shared, listeners)
+}
+
+/// As many descriptors as the system lets us have: a flow needs two, and shells give 1,024.
+fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open descriptors cannot be raised");
+    }
 }
 
 fn log_to_stderr() {

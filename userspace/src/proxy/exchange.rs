@@ -232,7 +232,8 @@ impl Exchange<'_> {
                     self.tried.push(backend.slot);
                 }
             }
-            if self.tried.len() >= CONNECT_TRIES {
+            // Once all were tried, none is alive: that is another answer, given by `assign`.
+            if (CONNECT_TRIES..pool.members.len()).contains(&self.tried.len()) {
                 return Err(Fail::new(
                     Reason::ConnectFailed,
                     "no connection to any of the backends tried",
