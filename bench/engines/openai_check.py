@@ -43,6 +43,16 @@ def main(url):
         raise AssertionError("a bad request was accepted")
     print("error: ok")
 
+    # An answer of prefixlb's own, which the client must understand as well as an engine's.
+    try:
+        client.chat.completions.create(**{**ask, "model": "nobody-serves-this"})
+    except openai.NotFoundError as error:
+        assert error.type == "not_found_error", error
+        assert error.code and error.body["message"], error
+    else:
+        raise AssertionError("an unknown model was accepted")
+    print("our own error: ok")
+
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:

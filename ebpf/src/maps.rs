@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
-use prefixlb_common::ledger::{LEDGER_SLOTS, LedgerEntry};
+use prefixlb_common::ledger::{LEDGER_LAYOUT, LEDGER_SLOTS, LedgerEntry};
 
 /// Load in flight, one cache line a backend, index = slot.
 ///
@@ -16,4 +16,17 @@ static LEDGER: Array<LedgerEntry> = Array::with_max_entries(LEDGER_SLOTS, BPF_F_
 #[inline(always)]
 pub fn ledger_entry(slot: u32) -> Option<*mut LedgerEntry> {
     LEDGER.get_ptr_mut(slot)
+}
+
+/// Which layout the programs were compiled with, at index 0.
+///
+/// Written by a program when it is greeted, read by user space, which refuses any layout but its own. Lives as
+/// long as the ledger.
+#[map(name = "plb_meta")]
+static META: Array<[u32; 4]> = Array::with_max_entries(1, 0);
+
+/// Notes the layout; whether that worked.
+#[inline(always)]
+pub fn note_layout() -> bool {
+    META.set(0, LEDGER_LAYOUT, 0).is_ok()
 }

@@ -11,7 +11,7 @@ pub fn run_checks() -> Done {
             .current_dir(root().join("ebpf"))
             .args(["fmt", "--check"]),
     )?;
-    ebpf::check_digest()?;
+    ebpf::check()?;
     shell::run(cargo().args([
         "clippy",
         "--workspace",

@@ -44,10 +44,35 @@ pub fn bpf() -> Done {
 
 /// Real engines, a real client, and a checker of metrics pages.
 pub fn for_tests() -> Done {
-    packages(&["prometheus", "python3-venv"])?;
+    promtool()?;
+    packages(&["python3-venv"])?;
     python("engines", &ENGINE_PACKAGES)?;
     python("openai", &["openai"])?;
     model()
+}
+
+/// Programs of our own `.setup`, found by tests through PATH.
+pub fn bin() -> PathBuf {
+    folder().join("bin")
+}
+
+/// promtool alone, out of Debian's package: installing that would start a server, on the very port that prefixlb's
+/// admin listener has by default.
+fn promtool() -> Done {
+    let place = bin().join("promtool");
+    if place.exists() || succeeds(command("promtool").arg("--version")) {
+        return Ok(());
+    }
+    let folder = folder().join("prometheus");
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::create_dir_all(bin()))
+        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    run(as_root("apt-get").arg("update"))?;
+    let unpack = "apt-get download prometheus && dpkg-deb -x prometheus_*.deb .";
+    run(command("sh").current_dir(&folder).args(["-ec", unpack]))?;
+    let unpacked = folder.join("usr/bin/promtool");
+    std::fs::rename(unpacked, &place).map_err(|error| format!("{}: {error}", place.display()))?;
+    std::fs::remove_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))
 }
 
 /// The tiny model that real engines serve.

@@ -7,6 +7,9 @@ use std::process::Command;
 /// What went wrong, in one sentence.
 pub type Done<T = ()> = Result<T, String>;
 
+/// An error that was told already.
+pub const TOLD: &str = "";
+
 /// The top of the project.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

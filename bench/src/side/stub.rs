@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// One event of a stream, 130 bytes, as its own chunk.
-pub const EVENT: &[u8] = b"82\r\ndata: {\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"}}]}      \n\n\r\n";
+pub const EVENT: &[u8] = b"82\r\ndata: {\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"}}]}        \n\n\r\n";
 /// The end of a stream.
 pub const END: &[u8] = b"0\r\n\r\n";
 /// The body of a small answer.

@@ -9,6 +9,17 @@ pub const LEDGER_VERSION: u32 = 1;
 /// Backends that can be known at once, over all pools: the length of the array.
 pub const LEDGER_SLOTS: u32 = 1024;
 
+/// What one side was compiled with, as it says it to the other: version, slots, bytes an entry.
+///
+/// Stands at index 0 of the map `plb_meta`, written there by the program itself; a map or program whose words
+/// differ from these is refused.
+pub const LEDGER_LAYOUT: [u32; 4] = [
+    LEDGER_VERSION,
+    LEDGER_SLOTS,
+    core::mem::size_of::<LedgerEntry>() as u32,
+    0,
+];
+
 /// The backend is configured: its slot is in use.
 pub const STATE_PRESENT: u32 = 1 << 0;
 /// Active health checks pass (or are off).

@@ -1,6 +1,8 @@
 //! A change of the ledger as a message: what a start-up check sends through a program.
 
-/// A request was picked.
+/// Say in `plb_meta` which layout you were compiled with; slot and tokens mean nothing.
+pub const OP_HELLO: u32 = 0;
+/// A request was picked; refused if that would go over the backend's cap.
 pub const OP_CHARGE: u32 = 1;
 /// Its first body byte came.
 pub const OP_FIRST_BYTE: u32 = 2;

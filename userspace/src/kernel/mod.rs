@@ -3,6 +3,7 @@
 //! For now that is the ledger. Its memory is the BPF map that the programs write where privileges allow, and
 //! memory of the same layout where not; nobody else can tell the difference.
 
+mod capabilities;
 mod mapping;
 mod object;
 

@@ -3,13 +3,13 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use aya::maps::Map;
+use aya::maps::{Array, Map};
 use aya::programs::{TestRun, TestRunOptions, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use prefixlb_common::ledger::LEDGER_SLOTS;
-use prefixlb_common::ledger_op::{LedgerOp, OP_CHARGE, OP_END, OP_FIRST_BYTE};
+use prefixlb_common::ledger::{LEDGER_LAYOUT, LEDGER_SLOTS};
+use prefixlb_common::ledger_op::{LedgerOp, OP_CHARGE, OP_END, OP_FIRST_BYTE, OP_HELLO};
 
-use super::mapping;
+use super::{capabilities, mapping};
 use crate::picker::Ledger;
 
 /// Portable BPF bytecode, committed beside a digest of its sources; see `build.rs`.
@@ -31,8 +31,11 @@ impl Programs {
     /// # Errors
     /// One clause that says what is missing.
     pub fn load() -> Result<Self, String> {
+        capabilities::check()?;
         let mut bpf = EbpfLoader::new()
-            .btf(None) // nothing here is relocated by the kernel's types, and reading them takes its time
+            // Nothing here is relocated by the kernel's types. aya 0.14 has read them by now all the same: most of
+            // the 20 to 30 ms that this function takes.
+            .btf(None)
             .load(OBJECT)
             .map_err(|error| format!("BPF maps cannot be created ({})", cause(&error)))?;
         let cells = match bpf.map("plb_ledger") {
@@ -51,6 +54,8 @@ impl Programs {
             bpf,
             ledger: Ledger::over(cells),
         };
+        // The order matters: words are compared only once it is certain that both sides mean the same ones.
+        programs.check_layout()?;
         programs.self_test()?;
         Ok(programs)
     }
@@ -94,6 +99,24 @@ impl Programs {
         Ok(run.return_value == XDP_PASS)
     }
 
+    /// The programs must have been compiled with the layout that this process was.
+    fn check_layout(&self) -> Result<(), String> {
+        let hello = LedgerOp {
+            op: OP_HELLO,
+            slot: 0,
+            tokens: 0,
+        };
+        let noted = self.apply(hello, 1)?;
+        let theirs = self
+            .bpf
+            .map("plb_meta")
+            .and_then(|map| Array::<_, [u32; 4]>::try_from(map).ok())
+            .and_then(|meta| meta.get(&0, 0).ok())
+            .filter(|_| noted)
+            .ok_or("the BPF programs do not say which ledger layout they have")?;
+        compare_layouts(theirs)
+    }
+
     /// The kernel's writes must appear in the mapping, and ours to the kernel.
     fn self_test(&self) -> Result<(), String> {
         let slot = LEDGER_SLOTS - 1;
@@ -118,6 +141,20 @@ impl Programs {
     }
 }
 
+fn compare_layouts(theirs: [u32; 4]) -> Result<(), String> {
+    if theirs == LEDGER_LAYOUT {
+        return Ok(());
+    }
+    let told = |[version, slots, bytes, _]: [u32; 4]| {
+        format!("version {version} with {slots} entries of {bytes} bytes")
+    };
+    Err(format!(
+        "the BPF programs have ledger layout {}, this prefixlb has {}",
+        told(theirs),
+        told(LEDGER_LAYOUT)
+    ))
+}
+
 /// The innermost cause: what the kernel said, and what that usually means.
 fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     let mut inner = error;
@@ -128,8 +165,31 @@ fn cause(error: &(dyn std::error::Error + 'static)) -> String {
         .downcast_ref::<std::io::Error>()
         .and_then(std::io::Error::raw_os_error);
     match os {
-        Some(libc::EPERM) => "not permitted: CAP_BPF and CAP_NET_ADMIN are needed".into(),
+        // The capabilities are there, or `capabilities` would have said so; but those of a user namespace do not
+        // count, and seccomp or a security module may forbid the call.
+        Some(libc::EPERM) => "not permitted by the container or a security module".into(),
         Some(libc::ENOSYS) => "this kernel has no BPF".into(),
         _ => inner.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_layout_is_refused_and_both_are_told() {
+        assert_eq!(compare_layouts(LEDGER_LAYOUT), Ok(()));
+        let [version, slots, bytes, _] = LEDGER_LAYOUT;
+        let refused = compare_layouts([version + 1, slots, bytes, 0]).expect_err("another version");
+        assert!(
+            refused.contains(&format!("version {}", version + 1)),
+            "{refused}"
+        );
+        assert!(
+            refused.contains(&format!("version {version} ")),
+            "{refused}"
+        );
+        assert!(compare_layouts([version, slots, 128, 0]).is_err());
     }
 }

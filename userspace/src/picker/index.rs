@@ -4,7 +4,7 @@
 //! evicted. All memory is laid out when the index is made (and touched only as it fills); an endless key space
 //! turns old nodes into new ones.
 //!
-//! Sharded by **run**: [`RUN`] consecutive blocks of a chain live in the shard that the first of them names.
+//! Sharded by **run**: `RUN` consecutive blocks of a chain live in the shard that the first of them names.
 //! Two chains that share a block share the whole run up to it, so a look-up takes one lock a run instead of
 //! one a block, and a run's blocks leave leaf first. A backend's capacity is counted over all shards; what
 //! makes room is the oldest of its nodes in the shard that needs it, which over evenly spread runs is close

@@ -8,7 +8,7 @@ use crate::llama::{Engine, python, root};
 #[test]
 fn the_official_openai_client_works_unchanged() {
     let (a, b) = (Engine::start(), Engine::start());
-    let mut config = Config::default();
+    let mut config = Config::default().pool("models = [\"tiny\"]");
     for engine in [&a, &b] {
         config = config.backend_table(&format!("url = \"http://{}\"", engine.addr));
     }
@@ -24,7 +24,14 @@ fn the_official_openai_client_works_unchanged() {
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    for done in ["models", "plain", "stream", "abandoned stream", "error"] {
+    for done in [
+        "models",
+        "plain",
+        "stream",
+        "abandoned stream",
+        "error",
+        "our own error",
+    ] {
         assert!(
             text.lines().any(|line| line == format!("{done}: ok")),
             "{text}"
