@@ -95,6 +95,15 @@ pub fn provenance(command: &str) -> String {
     )
 }
 
+/// Prints a result and writes it to `place`.
+pub fn publish(text: &str, place: &std::path::Path) -> io::Result<()> {
+    println!("{text}");
+    if let Some(folder) = place.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(place, text)
+}
+
 /// Head of the table that [`Outcome::row`] belongs to.
 pub const HEADER: &str = "| | TTFT p50, ms | p95 | p99 | requests/s | hit by tokens | skew |\n\
 | --- | --- | --- | --- | --- | --- | --- |";

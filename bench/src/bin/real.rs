@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use prefixlb_bench::load::Plan;
 use prefixlb_bench::run::{
-    HEADER, Outcome, Running, free_address, per_backend, play, provenance, start_prefixlb,
+    HEADER, Outcome, Running, free_address, per_backend, play, provenance, publish, start_prefixlb,
     told_hit_share,
 };
 
@@ -51,8 +51,7 @@ async fn main() -> io::Result<()> {
         text += &outcome(&plan, policy).await?.row(policy);
         text += "\n";
     }
-    println!("{text}");
-    std::fs::write(args.out, text)
+    publish(&text, &args.out)
 }
 
 async fn outcome(plan: &Plan, policy: &str) -> io::Result<Outcome> {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Parser;
 use prefixlb_bench::load::Plan;
 use prefixlb_bench::run::{
-    HEADER, Outcome, Running, free_address, play, provenance, start_prefixlb, wait_for,
+    HEADER, Outcome, Running, free_address, play, provenance, publish, start_prefixlb, wait_for,
 };
 use prefixlb_bench::side::cpu::family_on_cpu_ns;
 use prefixlb_bench::sim::engine::Limits;
@@ -44,16 +44,15 @@ fn main() -> io::Result<()> {
 async fn compare(args: &Args) -> io::Result<()> {
     let plan = Plan::published(args.seed, args.time_scale);
     let mut text = format!(
-        "# prefixlb beside smg\n\n{}smg 1.13.0 with `--policy cache_aware` and its own defaults; prefixlb with its. The demo's four simulated engines and dialogues, times in the engines' time.\n\n{HEADER} CPU a request, ms |\n",
-        provenance("cargo xtask bench routers")
+        "# prefixlb beside smg\n\n{}smg 1.13.0 with `--policy cache_aware` and its own defaults; prefixlb with its. The demo's four simulated engines and dialogues, times in the engines' time.\n\n{}\n",
+        provenance("cargo xtask bench routers"),
+        HEADER.replace("skew |", "skew | CPU a request, ms |") + " --- |"
     );
-    text = text.replace("--- | --- |\n", "--- | --- | --- |\n");
     for router in ["prefixlb", "smg"] {
         let (outcome, cpu_ms) = run(&plan, router).await?;
         text += &format!("{} {cpu_ms:.2} |\n", outcome.row(router));
     }
-    println!("{text}");
-    std::fs::write(&args.out, text)
+    publish(&text, &args.out)
 }
 
 async fn run(plan: &Plan, router: &str) -> io::Result<(Outcome, f64)> {
