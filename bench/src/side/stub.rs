@@ -6,24 +6,49 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::MissedTickBehavior;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// One event of a stream, 130 bytes, as its own chunk.
-pub const EVENT: &[u8] = b"82\r\ndata: {\"id\":\"chatcmpl-0123456789\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"}}]}        \n\n\r\n";
-/// The end of a stream.
-pub const END: &[u8] = b"0\r\n\r\n";
-/// The body of a small answer.
+use super::event::{END, chunk};
+
+/// The body of an answer.
 pub const SMALL: &[u8] = b"{\"id\":\"chatcmpl-1\",\"object\":\"chat.completion\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"ok\"},\"finish_reason\":\"stop\"}]}";
+/// A request with this header is answered with the digest of the body that came.
+pub const CHECK: &str = "x-bench-check";
+/// Room for a request: a prompt of 220 KB is read in one go if it is there.
+const ROOM: usize = 256 << 10;
 
-/// The target that streams `events` events, one each `ms` milliseconds; 0 events: none, and no end.
+/// The target that streams `events` events, one each `ms` milliseconds; 0 events: one, and no end.
 #[must_use]
 pub fn stream_target(events: usize, ms: u64) -> String {
     format!("/stream/{events}/{ms}")
 }
 
-/// Serves until the process ends.
-pub async fn serve(listener: StdListener) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
-    let listener = TcpListener::from_std(listener)?;
+/// What a checked request with this body is answered.
+#[must_use]
+pub fn digest(body: &[u8]) -> Vec<u8> {
+    format!(
+        "{{\"bytes\":{},\"xxh3\":\"{:016x}\"}}",
+        body.len(),
+        xxh3_64(body)
+    )
+    .into_bytes()
+}
+
+/// Serves on all of these until the process ends.
+pub async fn serve(listeners: Vec<StdListener>) -> io::Result<()> {
+    let mut serving = tokio::task::JoinSet::new();
+    for listener in listeners {
+        listener.set_nonblocking(true)?;
+        serving.spawn(accept(TcpListener::from_std(listener)?));
+    }
+    match serving.join_next().await {
+        Some(ended) => ended.map_err(io::Error::other)?,
+        None => Ok(()),
+    }
+}
+
+async fn accept(listener: TcpListener) -> io::Result<()> {
     loop {
         let (io, _) = listener.accept().await?;
         io.set_nodelay(true)?;
@@ -34,27 +59,39 @@ pub async fn serve(listener: StdListener) -> io::Result<()> {
     }
 }
 
+struct Asked {
+    target: String,
+    checked: bool,
+    /// Where the body begins and ends in the buffer.
+    body: std::ops::Range<usize>,
+}
+
 async fn connection(mut io: TcpStream) -> io::Result<()> {
-    let mut buffer = Vec::with_capacity(256 << 10);
-    let small = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        SMALL.len()
-    );
-    let small = [small.as_bytes(), SMALL].concat();
-    loop {
-        let Some((target, taken)) = request(&mut io, &mut buffer).await? else {
-            return Ok(());
-        };
-        buffer.drain(..taken);
-        let mut parts = target.split('/').skip(1);
+    let mut buffer = Vec::with_capacity(ROOM);
+    let small = answer(SMALL);
+    while let Some(asked) = request(&mut io, &mut buffer).await? {
+        let mut parts = asked.target.split('/').skip(1);
         if parts.next() == Some("stream") {
             let mut number = || parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
             let (events, ms) = (number(), number());
             stream(&mut io, events, ms).await?;
+        } else if asked.checked {
+            let digest = digest(&buffer[asked.body.clone()]);
+            io.write_all(&answer(&digest)).await?;
         } else {
             io.write_all(&small).await?;
         }
+        buffer.drain(..asked.body.end);
     }
+    Ok(())
+}
+
+fn answer(body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
 }
 
 async fn stream(io: &mut TcpStream, events: u64, ms: u64) -> io::Result<()> {
@@ -63,55 +100,46 @@ async fn stream(io: &mut TcpStream, events: u64, ms: u64) -> io::Result<()> {
     )
     .await?;
     if events == 0 {
-        io.write_all(EVENT).await?;
+        io.write_all(&chunk()).await?;
         io.read_u8().await?; // until the client goes
     }
     let mut ticks = tokio::time::interval(Duration::from_millis(ms.max(1)));
+    // An event that is late is not followed by another at once: two would be relayed as one.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..events {
         ticks.tick().await;
-        io.write_all(EVENT).await?;
+        io.write_all(&chunk()).await?;
     }
     io.write_all(END).await
 }
 
-/// The target of the next request, once its body is there too, and the bytes that it takes up.
-async fn request(io: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<(String, usize)>> {
+/// The next request, once its body is there too; `None`: the client has gone.
+async fn request(io: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<Option<Asked>> {
     loop {
         if let Some(end) = memchr::memmem::find(buffer, b"\r\n\r\n") {
             let mut fields = [httparse::EMPTY_HEADER; 64];
             let mut head = httparse::Request::new(&mut fields);
             head.parse(&buffer[..end + 4]).map_err(io::Error::other)?;
-            let length = head.headers.iter().find_map(|field| {
-                let value = std::str::from_utf8(field.value).ok()?;
-                let is_length = field.name.eq_ignore_ascii_case("content-length");
-                is_length.then(|| value.parse::<usize>().ok())?
-            });
-            let whole = end + 4 + length.unwrap_or(0);
-            let target = head.path.unwrap_or_default().to_owned();
-            while buffer.len() < whole {
+            let field = |name: &str| {
+                let mut fields = head.headers.iter();
+                let found = fields.find(|field| field.name.eq_ignore_ascii_case(name))?;
+                std::str::from_utf8(found.value).ok()
+            };
+            let length = field("content-length").and_then(|value| value.parse().ok());
+            let asked = Asked {
+                target: head.path.unwrap_or_default().to_owned(),
+                checked: field(CHECK).is_some(),
+                body: end + 4..end + 4 + length.unwrap_or(0),
+            };
+            while buffer.len() < asked.body.end {
                 if io.read_buf(buffer).await? == 0 {
                     return Ok(None);
                 }
             }
-            return Ok(Some((target, whole)));
+            return Ok(Some(asked));
         }
         if io.read_buf(buffer).await? == 0 {
             return Ok(None);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_is_the_chunk_that_it_says() {
-        use prefixlb_common::chunked::Chunked;
-        let step = Chunked::new()
-            .advance(&[EVENT, END].concat())
-            .expect("chunked");
-        assert_eq!((step.consumed, step.done), (EVENT.len() + END.len(), true));
-        assert_eq!(EVENT.len(), 0x82 + 6);
     }
 }
