@@ -323,7 +323,8 @@ impl Bench {
 
     /// What each balancer adds to the direct time: ours must be no more than the better one's.
     fn added(&mut self, what: &str, cells: &[Cell]) {
-        let quantiles: [(&str, fn(&Cell) -> &[f64]); 2] =
+        type Read = fn(&Cell) -> &[f64];
+        let quantiles: [(&str, Read); 2] =
             [("p50", |cell| &cell.p50_us), ("p99", |cell| &cell.p99_us)];
         for (name, value) in quantiles {
             let of = |contender| find(cells, contender).map_or(f64::NAN, |c| median(value(c)));
