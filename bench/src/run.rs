@@ -12,6 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::JoinSet;
 
 use crate::load::{Plan, Turn, dialogue};
+use crate::sim::engine::Limits;
+use crate::sim::server::Sim;
 
 /// What a run showed.
 #[derive(Debug)]
@@ -153,6 +155,53 @@ pub fn per_backend(turns: &[Turn], backends: usize) -> Vec<u64> {
     let mut counts: Vec<u64> = counts.into_values().collect();
     counts.resize(backends.max(counts.len()), 0);
     counts
+}
+
+/// Simulated engines at work, until this is dropped.
+#[derive(Debug)]
+pub struct Fleet {
+    /// The engines, to be looked at.
+    pub engines: Vec<Arc<Sim>>,
+    /// Where they listen.
+    pub addresses: Vec<SocketAddr>,
+    _serving: JoinSet<io::Result<()>>,
+}
+
+impl Fleet {
+    /// Starts so many fresh engines.
+    pub fn start(engines: usize, limits: &Limits, time_scale: f64) -> io::Result<Self> {
+        let mut fleet = Self {
+            engines: Vec::new(),
+            addresses: Vec::new(),
+            _serving: JoinSet::new(),
+        };
+        for _ in 0..engines {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            fleet.addresses.push(listener.local_addr()?);
+            let sim = Sim::new(limits.clone(), time_scale);
+            fleet.engines.push(Arc::clone(&sim));
+            fleet._serving.spawn(sim.serve(listener));
+        }
+        Ok(fleet)
+    }
+
+    /// Requests that each engine answered whole.
+    #[must_use]
+    pub fn finished(&self) -> Vec<u64> {
+        let of = |sim: &Arc<Sim>| sim.look(|engine| engine.totals.finished);
+        self.engines.iter().map(of).collect()
+    }
+
+    /// Share of prompt tokens that they found cached.
+    #[must_use]
+    pub fn hit_share(&self) -> f64 {
+        let totals = self
+            .engines
+            .iter()
+            .map(|sim| sim.look(|engine| engine.totals));
+        let (hit, queried) = totals.fold((0, 0), |(h, q), t| (h + t.hit, q + t.queried));
+        hit as f64 / queried.max(1) as f64
+    }
 }
 
 /// A loopback port that is free now.

@@ -3,14 +3,10 @@
 //! Four simulated engines, 11 dialogues of 10 turns about four documents, once under round-robin and once under
 //! sticky. Engines are fresh for each; everything else is the same, so the difference is the policy's.
 
-use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
-
 use clap::Parser;
 use prefixlb_bench::load::Plan;
-use prefixlb_bench::run::{HEADER, Outcome, per_backend, play, start_prefixlb};
+use prefixlb_bench::run::{Fleet, HEADER, Outcome, play, start_prefixlb};
 use prefixlb_bench::sim::engine::Limits;
-use prefixlb_bench::sim::server::Sim;
 
 const ENGINES: usize = 4;
 
@@ -76,25 +72,13 @@ fast as the clock.\n",
 }
 
 async fn run(plan: &Plan, policy: &str) -> std::io::Result<Outcome> {
-    let mut engines = Vec::new();
-    let mut addresses: Vec<SocketAddr> = Vec::new();
-    let mut serving = tokio::task::JoinSet::new();
-    for _ in 0..ENGINES {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        addresses.push(listener.local_addr()?);
-        let sim = Sim::new(Limits::default(), plan.time_scale);
-        engines.push(Arc::clone(&sim));
-        serving.spawn(sim.serve(listener));
-    }
-    let (_prefixlb, target) = start_prefixlb(&addresses, policy).await?;
+    let fleet = Fleet::start(ENGINES, &Limits::default(), plan.time_scale)?;
+    let (_prefixlb, target) = start_prefixlb(&fleet.addresses, policy).await?;
     let (turns, elapsed) = play(target, plan, policy).await?;
-    let sum = |of: fn(&Sim) -> u64| engines.iter().map(|sim| of(sim)).sum::<u64>() as f64;
-    let hit = sum(|sim| sim.look(|engine| engine.totals.hit));
-    let queried = sum(|sim| sim.look(|engine| engine.totals.queried));
     Ok(Outcome {
-        per_engine: per_backend(&turns, ENGINES),
+        per_engine: fleet.finished(),
+        hit_share: fleet.hit_share(),
         turns,
         elapsed,
-        hit_share: hit / queried.max(1.0),
     })
 }

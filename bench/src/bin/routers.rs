@@ -3,20 +3,19 @@
 //! Both see the demo's dialogues, one after the other, on fresh engines.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use prefixlb_bench::load::Plan;
 use prefixlb_bench::run::{
-    HEADER, Outcome, Running, free_address, play, provenance, publish, start_prefixlb, wait_for,
+    Fleet, HEADER, Outcome, Running, free_address, play, provenance, publish, start_prefixlb,
+    wait_for,
 };
 use prefixlb_bench::side::cpu::family_on_cpu_ns;
 use prefixlb_bench::sim::engine::Limits;
-use prefixlb_bench::sim::server::Sim;
 
 const ENGINES: usize = 4;
 
@@ -56,35 +55,21 @@ async fn compare(args: &Args) -> io::Result<()> {
 }
 
 async fn run(plan: &Plan, router: &str) -> io::Result<(Outcome, f64)> {
-    let mut engines = Vec::new();
-    let mut addresses: Vec<SocketAddr> = Vec::new();
-    let mut serving = tokio::task::JoinSet::new();
-    for _ in 0..ENGINES {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        addresses.push(listener.local_addr()?);
-        let sim = Sim::new(Limits::default(), plan.time_scale);
-        engines.push(Arc::clone(&sim));
-        serving.spawn(sim.serve(listener));
-    }
+    let fleet = Fleet::start(ENGINES, &Limits::default(), plan.time_scale)?;
     let (process, target) = match router {
-        "smg" => start_smg(&addresses).await?,
-        _ => start_prefixlb(&addresses, "sticky").await?,
+        "smg" => start_smg(&fleet.addresses).await?,
+        _ => start_prefixlb(&fleet.addresses, "sticky").await?,
     };
     let before = family_on_cpu_ns(process.0.id());
     let (turns, elapsed) = play(target, plan, router).await?;
     let cpu_ns = family_on_cpu_ns(process.0.id()) - before;
-    let of = |look: fn(&Sim) -> u64| engines.iter().map(|sim| look(sim)).collect::<Vec<u64>>();
-    let hit: u64 = of(|sim| sim.look(|engine| engine.totals.hit)).iter().sum();
-    let queried: u64 = of(|sim| sim.look(|engine| engine.totals.queried))
-        .iter()
-        .sum();
     let cpu_ms = cpu_ns as f64 / 1e6 / turns.len() as f64;
     let outcome = Outcome {
         // Not every router says who answered; the engines know.
-        per_engine: of(|sim| sim.look(|engine| engine.totals.finished)),
+        per_engine: fleet.finished(),
+        hit_share: fleet.hit_share(),
         turns,
         elapsed,
-        hit_share: hit as f64 / queried.max(1) as f64,
     };
     Ok((outcome, cpu_ms))
 }
