@@ -452,3 +452,74 @@ fn push_ip(out: &mut Vec<u8>, ip: IpAddr) {
     // Writing to memory cannot fail.
     let _ = write!(out, "{}", ip.to_canonical());
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(bytes: &[u8]) -> Result<RequestHead, Refusal> {
+        let (http, key) = (HttpSettings::default(), KeySettings::default());
+        let rules = Rules {
+            http: &http,
+            key: &key,
+            peer: SocketAddr::from(([127, 0, 0, 1], 5)),
+            fresh_id: 7,
+        };
+        RequestHead::parse(bytes, &rules, Vec::new())
+    }
+
+    /// The head that a backend gets, read by another parser: method, target, fields.
+    fn sent(bytes: &[u8]) -> Option<(String, String, Vec<(String, Vec<u8>)>)> {
+        let head = parse(bytes).ok()?;
+        let mut out = Vec::new();
+        head.write(bytes, "b:1", &mut out);
+        let mut fields = [httparse::EMPTY_HEADER; 600];
+        let mut request = httparse::Request::new(&mut fields);
+        let status = request.parse(&out).expect("what is sent is well-formed");
+        assert_eq!(status, httparse::Status::Complete(out.len()));
+        let owned = |f: &httparse::Header<'_>| (f.name.to_ascii_lowercase(), f.value.to_vec());
+        Some((
+            request.method?.to_owned(),
+            request.path?.to_owned(),
+            request.headers.iter().map(owned).collect(),
+        ))
+    }
+
+    proptest! {
+        /// Whatever comes, nothing panics, and what is let through says one thing only.
+        #[test]
+        fn what_is_accepted_is_sent_without_two_meanings(
+            bends in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+            extra in prop::sample::select(vec![
+                "", "Content-Length: 5\r\n", "Content-Length: 5\r\nContent-Length: 5\r\n",
+                "Transfer-Encoding: chunked\r\n", "Transfer-Encoding: gzip, chunked\r\n",
+                "Host: other\r\n", "Connection: host, content-length, x-a\r\nX-A: 1\r\n",
+                "Upgrade: h2c\r\nHTTP2-Settings: x\r\n", "X-Forwarded-For: 1.2.3.4\r\n",
+            ]),
+        ) {
+            let mut head =
+                format!("POST /v1/chat/completions?a=1 HTTP/1.1\r\nHost: a.test\r\n{extra}X-B: 2\r\n\r\n")
+                    .into_bytes();
+            for (place, byte) in bends {
+                let place = place.index(head.len());
+                head[place] = byte;
+            }
+            if let Some((_, target, fields)) = sent(&head) {
+                let count = |name: &str| fields.iter().filter(|(n, _)| n == name).count();
+                prop_assert_eq!(count("host"), 1);
+                prop_assert!(count("content-length") + count("transfer-encoding") <= 1);
+                prop_assert_eq!(count("connection") + count("upgrade") + count("te"), 0);
+                prop_assert_eq!(count("x-forwarded-for"), 1);
+                prop_assert_eq!(count("x-request-id"), 1);
+                prop_assert!(target.starts_with('/') || target == "*");
+            }
+        }
+
+        #[test]
+        fn noise_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+    }
+}
