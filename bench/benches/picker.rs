@@ -208,6 +208,15 @@ fn ratios() {
     let (one, two) = (picks_per_second(1), picks_per_second(2));
     table.rate("picks/s: two threads / one", two, one, 1.8);
     table.print();
+    let place = concat!(env!("CARGO_MANIFEST_DIR"), "/results/picker.md");
+    let head = prefixlb_bench::run::provenance("cargo xtask bench picker");
+    let (title, rows) = table
+        .text()
+        .split_once("\n\n")
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .expect("a table");
+    std::fs::write(place, format!("# {title}\n\n{head}\n{rows}"))
+        .expect("bench/results can be written");
 }
 
 fn check(parser: &mut KeyParser, body: &[u8]) {

@@ -66,6 +66,44 @@ impl Outcome {
     }
 }
 
+/// The engines' own count of prompt tokens found cached, as their answers tell it.
+#[must_use]
+pub fn told_hit_share(turns: &[Turn]) -> f64 {
+    let cached: u64 = turns.iter().map(|turn| turn.cached_tokens).sum();
+    let prompt: u64 = turns.iter().map(|turn| turn.prompt_tokens).sum();
+    cached as f64 / prompt.max(1) as f64
+}
+
+/// Machine, versions, date and command: what a result is worth nothing without.
+#[must_use]
+pub fn provenance(command: &str) -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let date = Command::new("date")
+        .arg("+%Y-%m-%d")
+        .output()
+        .map(|o| o.stdout);
+    format!(
+        "Machine: {}, {cores} cores, Linux {}. Date: {}. Command: `{command}`.\n",
+        model.unwrap_or("unknown CPU"),
+        read("/proc/sys/kernel/osrelease").trim(),
+        String::from_utf8_lossy(&date.unwrap_or_default()).trim()
+    )
+}
+
+/// Prints a result and writes it to `place`.
+pub fn publish(text: &str, place: &std::path::Path) -> io::Result<()> {
+    println!("{text}");
+    if let Some(folder) = place.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(place, text)
+}
+
 /// Head of the table that [`Outcome::row`] belongs to.
 pub const HEADER: &str = "| | TTFT p50, ms | p95 | p99 | requests/s | hit by tokens | skew |\n\
 | --- | --- | --- | --- | --- | --- | --- |";

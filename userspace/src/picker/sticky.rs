@@ -6,6 +6,11 @@
 //! which then is warm too. The gate opens again at a share of tau (hysteresis), else every ended request would
 //! call one back.
 //!
+//! Where nobody is warm and loads are equal, as at night, the key's order decides between its first two
+//! backends only as long as the second does not hold so much less that the newcomer would still leave it the
+//! emptier: a few large prefixes would else share one cache by chance while others stay empty. Two choices are
+//! enough for that, and two instances of prefixlb that know nothing of each other still mostly agree.
+//!
 //! "As good as equal" is one request of this size: to prefer the key's own order within it keeps a prefix
 //! together and costs no more than waiting for one like it.
 
@@ -96,7 +101,25 @@ fn best<'f>(
     };
     let limit = cost(least).saturating_add(slack);
     let word = field.tie_word();
-    candidates
-        .filter(|c| cost(c) <= limit)
-        .max_by_key(|c| rank(word, c.identity))
+    let mut first: Option<(u64, &Candidate)> = None;
+    let mut second: Option<(u64, &Candidate)> = None;
+    for candidate in candidates.filter(|c| cost(c) <= limit) {
+        let ranked = Some((rank(word, candidate.identity), candidate));
+        if ranked.map(|r| r.0) > first.map(|r| r.0) {
+            second = std::mem::replace(&mut first, ranked);
+        } else if ranked.map(|r| r.0) > second.map(|r| r.0) {
+            second = ranked;
+        }
+    }
+    let (first, second) = (first?.1, second.map(|r| r.1));
+    Some(match second {
+        Some(second) if is_emptier(field, second, first) => second,
+        _ => first,
+    })
+}
+
+/// Whether a cold prompt had better go to `second`, whose cache would still hold less than that of `first`.
+fn is_emptier(field: &Field<'_>, second: &Candidate, first: &Candidate) -> bool {
+    let held = |candidate: &Candidate| field.index.held(candidate.slot) as usize;
+    first.matched == 0 && second.matched == 0 && held(second) + field.blocks <= held(first)
 }
