@@ -16,9 +16,7 @@ use prefixlb_bench::side::drive::{self, Pace, requests};
 use prefixlb_bench::side::proxies::{Contender, Ground, direct, envoy, haproxy, nginx, prefixlb};
 use prefixlb_bench::side::streams::{self, quiet, streams};
 use prefixlb_bench::side::stub;
-use prefixlb_bench::side::table::{
-    Cell, Round, against, against_better, median, rows, verdict,
-};
+use prefixlb_bench::side::table::{Cell, Round, against, against_better, median, rows, verdict};
 
 /// Backends of every contender, so that a pick chooses.
 const BACKENDS: usize = 4;
