@@ -55,7 +55,11 @@ fn main() -> ExitCode {
         runtime.block_on(async {
             match args.stub {
                 Some(ports) => serve_stub(ports).await,
-                None => compare(&args, core).await,
+                // Ended by a signal, it still drops, and so ends, what it started.
+                None => tokio::select! {
+                    done = compare(&args, core) => done,
+                    () = told_to_end() => Err(io::Error::other("told to end")),
+                },
             }
         })
     });
@@ -81,6 +85,20 @@ fn pin(args: &Args) -> Option<usize> {
     command.args(["-pc", &others, &std::process::id().to_string()]);
     let status = command.stdout(Stdio::null()).status();
     status.is_ok_and(|status| status.success()).then_some(last)
+}
+
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
 }
 
 async fn serve_stub(ports: usize) -> io::Result<()> {
@@ -323,7 +341,8 @@ impl Bench {
     /// Whole times, of which the direct one is a part for all: what we add is no more than what another adds just
     /// if our whole is no more than its whole, and differences of such small numbers would be noise.
     fn times(&mut self, what: &str, cells: &[Cell]) {
-        let quantiles: [(&str, fn(&Cell) -> &[f64]); 2] =
+        type Read = fn(&Cell) -> &[f64];
+        let quantiles: [(&str, Read); 2] =
             [("p50", |cell| &cell.p50_us), ("p99", |cell| &cell.p99_us)];
         for (name, value) in quantiles {
             let line = format!("{name}, {what}, of the better of HAProxy and nginx");

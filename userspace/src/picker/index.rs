@@ -128,7 +128,7 @@ impl Index {
                 if shard.touch(*hash, slot) {
                     continue;
                 }
-                while count.load(Relaxed) as usize >= capacity || shard.free == NONE {
+                while count.load(Relaxed) as usize >= capacity || shard.is_full() {
                     if !shard.evict_oldest(slot) {
                         break; // its other nodes are in other shards
                     }
@@ -200,7 +200,7 @@ impl Index {
     pub fn bytes(&self) -> usize {
         let of = |shard: &Mutex<Shard>| {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            shard.nodes.len() * size_of::<Node>()
+            shard.nodes.capacity() * size_of::<Node>()
                 + shard.heads.len() * size_of::<u32>()
                 + shard.recency.len() * size_of::<Recency>()
         };
@@ -217,14 +217,17 @@ impl Shard {
     fn new(nodes: usize) -> Self {
         let mut shard = Self {
             heads: vec![0; nodes.next_power_of_two()],
-            nodes: vec![Node::default(); nodes + 1],
+            nodes: Vec::with_capacity(nodes + 1),
             free: NONE,
             recency: vec![EMPTY; LEDGER_SLOTS as usize],
         };
-        // Fresh memory is all zero and not resident: node 0 is nobody's and ends hash chains, and a free node
-        // whose `below` is 0 is followed by its neighbour.
-        shard.free = 1;
+        // Nobody's: a hash chain ends with 0, so that fresh heads, all zero, need not be touched.
+        shard.nodes.push(Node::default());
         shard
+    }
+
+    fn is_full(&self) -> bool {
+        self.free == NONE && self.nodes.len() == self.nodes.capacity()
     }
 
     fn bucket(&self, hash: u64) -> usize {
@@ -303,23 +306,25 @@ impl Shard {
     }
 
     fn add(&mut self, hash: u64, slot: u16) -> bool {
-        let at = self.free;
-        if at == NONE {
+        if self.is_full() {
             return false;
         }
         let bucket = self.bucket(hash);
-        let next = self.nodes[at as usize].below;
-        self.free = match next {
-            0 if (at as usize) + 1 < self.nodes.len() => at + 1,
-            0 => NONE,
-            next => next,
-        };
-        self.nodes[at as usize] = Node {
+        let node = Node {
             hash,
             below: self.heads[bucket],
             newer: NONE,
             older: NONE,
             slot,
+        };
+        let at = self.free;
+        let at = if at == NONE {
+            self.nodes.push(node); // within the capacity: no memory moves
+            (self.nodes.len() - 1) as u32
+        } else {
+            self.free = self.nodes[at as usize].below;
+            self.nodes[at as usize] = node;
+            at
         };
         self.heads[bucket] = at;
         self.link_newest(at);

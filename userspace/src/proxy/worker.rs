@@ -186,15 +186,20 @@ fn sweep(worker: &Worker) {
 }
 
 async fn accept(worker: Rc<Worker>, listener: TcpListener) {
+    let mut stuck = false;
     loop {
         match listener.accept().await {
             Ok((io, peer)) => {
+                stuck = false;
                 prepare(&io);
                 tokio::task::spawn_local(Flow::serve(worker.clone(), io, peer));
             }
             Err(error) if is_passing(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection; trying again shortly");
+                // Once for each time it gets stuck: twenty lines a second help nobody.
+                if !std::mem::replace(&mut stuck, true) {
+                    tracing::warn!(%error, "cannot accept connections; trying on until it works again");
+                }
                 tokio::time::sleep(ACCEPT_REST).await;
             }
         }
