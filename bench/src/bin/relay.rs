@@ -16,9 +16,7 @@ use prefixlb_bench::side::drive::{self, Pace, requests};
 use prefixlb_bench::side::proxies::{Contender, Ground, direct, envoy, haproxy, nginx, prefixlb};
 use prefixlb_bench::side::streams::{self, quiet, streams};
 use prefixlb_bench::side::stub;
-use prefixlb_bench::side::table::{
-    Cell, Round, against, against_better, find, median, rows, verdict,
-};
+use prefixlb_bench::side::table::{Cell, Round, against, against_better, median, rows, verdict};
 
 /// Backends of every contender, so that a pick chooses.
 const BACKENDS: usize = 4;
@@ -57,7 +55,11 @@ fn main() -> ExitCode {
         runtime.block_on(async {
             match args.stub {
                 Some(ports) => serve_stub(ports).await,
-                None => compare(&args, core).await,
+                // Ended by a signal, it still drops, and so ends, what it started.
+                None => tokio::select! {
+                    done = compare(&args, core) => done,
+                    () = told_to_end() => Err(io::Error::other("told to end")),
+                },
             }
         })
     });
@@ -83,6 +85,20 @@ fn pin(args: &Args) -> Option<usize> {
     command.args(["-pc", &others, &std::process::id().to_string()]);
     let status = command.stdout(Stdio::null()).status();
     status.is_ok_and(|status| status.success()).then_some(last)
+}
+
+async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
 }
 
 async fn serve_stub(ports: usize) -> io::Result<()> {
@@ -166,7 +182,7 @@ impl Bench {
     }
 
     async fn run(&mut self, args: &Args) -> io::Result<()> {
-        self.start_contenders().await?;
+        self.contenders = self.start_contenders("long").await?;
         for contender in &self.contenders {
             let checked = match drive::check(contender.target).await {
                 Ok(()) => streams::check(contender.target).await,
@@ -175,7 +191,6 @@ impl Bench {
             checked.map_err(|error| wrong(contender, &error))?;
         }
         let wanted = |name: &str| args.runs.is_empty() || args.runs.iter().any(|run| run == name);
-        // First, while the processes are as they started.
         if wanted("memory") {
             self.memory().await?;
         }
@@ -196,21 +211,23 @@ impl Bench {
         Ok(())
     }
 
-    async fn start_contenders(&mut self) -> io::Result<()> {
-        self.contenders = vec![
+    /// All of them, each with a folder of its own below `name`.
+    async fn start_contenders(&mut self, name: &str) -> io::Result<Vec<Contender>> {
+        let ground = |of: &str| self.ground(&format!("{name}-{of}"), BACKENDS);
+        let mut contenders = vec![
             direct(self.backends[0]),
-            prefixlb(&self.ground("prefixlb", BACKENDS)).await?,
-            haproxy(&self.ground("haproxy", BACKENDS)).await?,
-            nginx(&self.ground("nginx", BACKENDS)).await?,
+            prefixlb(&ground("prefixlb")).await?,
+            haproxy(&ground("haproxy")).await?,
+            nginx(&ground("nginx")).await?,
         ];
-        match envoy(&self.ground("envoy", BACKENDS)).await {
-            Ok(envoy) => self.contenders.push(envoy),
+        match envoy(&ground("envoy")).await {
+            Ok(envoy) => contenders.push(envoy),
             Err(error) => {
                 eprintln!("relay: without Envoy: {error}");
                 self.report += &format!("\nEnvoy is missing from the tables: {error}.\n");
             }
         }
-        Ok(())
+        Ok(contenders)
     }
 
     /// Every contender in turn, as often as there are rounds; the first round warms up.
@@ -262,7 +279,7 @@ impl Bench {
             0.9,
             true,
         );
-        self.added(&format!("{count} streams"), &cells);
+        self.times(&format!("{count} streams"), &cells);
         Ok(())
     }
 
@@ -282,7 +299,7 @@ impl Bench {
                 1.0,
                 true,
             );
-            self.added(&format!("small, {what}"), &cells);
+            self.times(&format!("small, {what}"), &cells);
         }
         Ok(())
     }
@@ -321,18 +338,15 @@ impl Bench {
         self.rounds(title, run).await
     }
 
-    /// What each balancer adds to the direct time: ours must be no more than the better one's.
-    fn added(&mut self, what: &str, cells: &[Cell]) {
+    /// Whole times, of which the direct one is a part for all: what we add is no more than what another adds just
+    /// if our whole is no more than its whole, and differences of such small numbers would be noise.
+    fn times(&mut self, what: &str, cells: &[Cell]) {
         type Read = fn(&Cell) -> &[f64];
         let quantiles: [(&str, Read); 2] =
             [("p50", |cell| &cell.p50_us), ("p99", |cell| &cell.p99_us)];
         for (name, value) in quantiles {
-            let of = |contender| find(cells, contender).map_or(f64::NAN, |c| median(value(c)));
-            let base = of("direct");
-            let better = (of("HAProxy") - base).min(of("nginx") - base);
-            let measured = (of("prefixlb") - base) / better;
-            let line = format!("added {name}, {what}, of the better of HAProxy and nginx");
-            self.verdicts += &verdict(&line, measured, 1.0, true);
+            let line = format!("{name}, {what}, of the better of HAProxy and nginx");
+            self.verdicts += &verdict(&line, against_better(cells, value), 1.0, true);
         }
     }
 
@@ -342,11 +356,12 @@ impl Bench {
             "\n## {STREAMS} open streams\n\n| | idle, KiB | KiB a stream, beyond idle |\n| --- | --- | --- |\n"
         );
         let mut ours = f64::NAN;
-        for contender in &self.contenders {
+        let fresh = self.start_contenders("memory").await?;
+        for contender in fresh {
             let Some(pid) = contender.pid() else { continue };
             let before = resident_kib(pid);
             let open = quiet(contender.target, STREAMS).await;
-            let open = open.map_err(|error| wrong(contender, &error))?;
+            let open = open.map_err(|error| wrong(&contender, &error))?;
             let grown = resident_kib(pid).saturating_sub(before) as f64 / STREAMS as f64;
             drop(open);
             if contender.name == "prefixlb" {

@@ -15,11 +15,11 @@ use tokio::task::JoinSet;
 
 use super::drive::{chat, connect, request};
 use super::event::{Events, check as check_event};
-use super::stub::stream_target;
+use super::stub::Streamed;
 use super::table::Round;
 
 /// More events than any round lasts.
-const ENDLESS: usize = 1_000_000_000;
+const ENDLESS: u64 = 1_000_000_000;
 /// A stream that has not begun by then never will.
 const BEGIN_LIMIT: Duration = Duration::from_secs(20);
 
@@ -49,12 +49,13 @@ pub async fn streams(
     let mut running = JoinSet::new();
     for number in 0..count {
         let gauge = gauge.clone();
-        // Spread over one interval, as streams in life are.
-        let phase = Duration::from_millis(ms).mul_f64(number as f64 / count as f64);
-        running.spawn(async move {
-            tokio::time::sleep(phase).await;
-            one(target, number, ms, &gauge).await
-        });
+        let streamed = Streamed {
+            events: ENDLESS,
+            ms,
+            // Spread over one interval, as streams in life are.
+            phase: number as u64 * ms / count as u64,
+        };
+        running.spawn(async move { one(target, number, streamed, &gauge).await });
     }
     let opened = Instant::now();
     while gauge.begun.load(Ordering::Relaxed) < count as u64 {
@@ -96,10 +97,10 @@ fn ended_early(running: &mut JoinSet<io::Result<Vec<Duration>>>) -> io::Result<(
     }
 }
 
-async fn open(target: SocketAddr, number: usize, events: usize, ms: u64) -> io::Result<TcpStream> {
+async fn open(target: SocketAddr, number: usize, streamed: Streamed) -> io::Result<TcpStream> {
     let mut io = connect(target).await?;
     let body = chat(number as u64, 600);
-    io.write_all(&request(&stream_target(events, ms), "", &body))
+    io.write_all(&request(&streamed.target(), "", &body))
         .await?;
     Ok(io)
 }
@@ -108,10 +109,10 @@ async fn open(target: SocketAddr, number: usize, events: usize, ms: u64) -> io::
 async fn one(
     target: SocketAddr,
     number: usize,
-    ms: u64,
+    streamed: Streamed,
     gauge: &Gauge,
 ) -> io::Result<Vec<Duration>> {
-    let mut io = open(target, number, ENDLESS, ms).await?;
+    let mut io = open(target, number, streamed).await?;
     let (mut events, mut times) = (Events::default(), Vec::new());
     let mut buffer = Vec::with_capacity(4096);
     head(&mut io, &mut buffer).await?;
@@ -169,8 +170,13 @@ async fn head(io: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<()> {
 
 /// One stream of known length, from its head to its clean end.
 pub async fn check(target: SocketAddr) -> io::Result<()> {
-    const EVENTS: usize = 50;
-    let mut io = open(target, 0, EVENTS, 1).await?;
+    const EVENTS: u64 = 50;
+    let streamed = Streamed {
+        events: EVENTS,
+        ms: 1,
+        phase: 0,
+    };
+    let mut io = open(target, 0, streamed).await?;
     let (mut events, mut seen) = (Events::default(), 0);
     let mut buffer = Vec::with_capacity(4096);
     head(&mut io, &mut buffer).await?;
@@ -199,7 +205,7 @@ pub async fn check(target: SocketAddr) -> io::Result<()> {
 pub async fn quiet(target: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     let mut open_streams = Vec::new();
     for number in 0..count {
-        let mut io = open(target, number, 0, 0).await?;
+        let mut io = open(target, number, Streamed::default()).await?;
         let (mut events, mut seen) = (Events::default(), 0);
         let mut buffer = Vec::new();
         head(&mut io, &mut buffer).await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::event::{END, chunk};
@@ -18,10 +18,41 @@ pub const CHECK: &str = "x-bench-check";
 /// Room for a request: a prompt of 220 KB is read in one go if it is there.
 const ROOM: usize = 256 << 10;
 
-/// The target that streams `events` events, one each `ms` milliseconds; 0 events: one, and no end.
-#[must_use]
-pub fn stream_target(events: usize, ms: u64) -> String {
-    format!("/stream/{events}/{ms}")
+/// What a stream is to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Streamed {
+    /// So many events; 0: one, and no end.
+    pub events: u64,
+    /// One each so many milliseconds.
+    pub ms: u64,
+    /// So many milliseconds after the beat that all streams of one `ms` share. Set by the client, so that events
+    /// leave in the same small groups whatever the order in which a balancer opened the streams.
+    pub phase: u64,
+}
+
+impl Streamed {
+    /// The target that asks for it.
+    #[must_use]
+    pub fn target(self) -> String {
+        format!("/stream/{}/{}/{}", self.events, self.ms, self.phase)
+    }
+
+    fn read(target: &str) -> Option<Self> {
+        let mut numbers = target.strip_prefix("/stream/")?.split('/');
+        let mut number = || numbers.next()?.parse().ok();
+        Some(Self {
+            events: number()?,
+            ms: number()?,
+            phase: number()?,
+        })
+    }
+
+    /// The first beat of this stream from now on.
+    fn begin(self, epoch: Instant) -> Instant {
+        let phase = epoch + Duration::from_millis(self.phase);
+        let past = Instant::now().saturating_duration_since(phase).as_millis() as u64;
+        phase + Duration::from_millis((past / self.ms.max(1) + 1) * self.ms)
+    }
 }
 
 /// What a checked request with this body is answered.
@@ -37,10 +68,11 @@ pub fn digest(body: &[u8]) -> Vec<u8> {
 
 /// Serves on all of these until the process ends.
 pub async fn serve(listeners: Vec<StdListener>) -> io::Result<()> {
+    let epoch = Instant::now();
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
         listener.set_nonblocking(true)?;
-        serving.spawn(accept(TcpListener::from_std(listener)?));
+        serving.spawn(accept(TcpListener::from_std(listener)?, epoch));
     }
     match serving.join_next().await {
         Some(ended) => ended.map_err(io::Error::other)?,
@@ -48,13 +80,13 @@ pub async fn serve(listeners: Vec<StdListener>) -> io::Result<()> {
     }
 }
 
-async fn accept(listener: TcpListener) -> io::Result<()> {
+async fn accept(listener: TcpListener, epoch: Instant) -> io::Result<()> {
     loop {
         let (io, _) = listener.accept().await?;
         io.set_nodelay(true)?;
         tokio::spawn(async move {
             // A client that goes ends its connection and nothing else.
-            let _ = connection(io).await;
+            let _ = connection(io, epoch).await;
         });
     }
 }
@@ -66,15 +98,12 @@ struct Asked {
     body: std::ops::Range<usize>,
 }
 
-async fn connection(mut io: TcpStream) -> io::Result<()> {
+async fn connection(mut io: TcpStream, epoch: Instant) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(ROOM);
     let small = answer(SMALL);
     while let Some(asked) = request(&mut io, &mut buffer).await? {
-        let mut parts = asked.target.split('/').skip(1);
-        if parts.next() == Some("stream") {
-            let mut number = || parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
-            let (events, ms) = (number(), number());
-            stream(&mut io, events, ms).await?;
+        if let Some(streamed) = Streamed::read(&asked.target) {
+            stream(&mut io, streamed, epoch).await?;
         } else if asked.checked {
             let digest = digest(&buffer[asked.body.clone()]);
             io.write_all(&answer(&digest)).await?;
@@ -94,19 +123,20 @@ fn answer(body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-async fn stream(io: &mut TcpStream, events: u64, ms: u64) -> io::Result<()> {
+async fn stream(io: &mut TcpStream, streamed: Streamed, epoch: Instant) -> io::Result<()> {
     io.write_all(
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
     )
     .await?;
-    if events == 0 {
+    if streamed.events == 0 {
         io.write_all(&chunk()).await?;
         io.read_u8().await?; // until the client goes
     }
-    let mut ticks = tokio::time::interval(Duration::from_millis(ms.max(1)));
+    let every = Duration::from_millis(streamed.ms.max(1));
+    let mut ticks = tokio::time::interval_at(streamed.begin(epoch), every);
     // An event that is late is not followed by another at once: two would be relayed as one.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for _ in 0..events {
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    for _ in 0..streamed.events {
         ticks.tick().await;
         io.write_all(&chunk()).await?;
     }

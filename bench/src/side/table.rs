@@ -60,12 +60,13 @@ impl Cell {
     }
 }
 
-/// The middle value; NaN of none.
+/// The middle value, or the mean of the middle two; NaN of none.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    (at(values.len().saturating_sub(1) / 2) + at(values.len() / 2)) / 2.0
 }
 
 /// Median of the ratios within each round, with the least and the greatest.
@@ -164,6 +165,7 @@ mod tests {
     #[test]
     fn a_median_is_in_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.5);
         assert!(median(&[]).is_nan());
     }
 
