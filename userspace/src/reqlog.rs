@@ -1,7 +1,7 @@
 //! The request log: one structured line a request, written off the data path.
 //!
-//! A worker formats its line into a shared buffer; a thread of its own writes that to stdout, ten times a
-//! second. Nobody is woken for a line: that would cost a worker two system calls a request. If the writer falls
+//! A worker formats its line into a shared buffer; a thread of its own writes that to stdout, at most ten times
+//! a second. It is not woken for each line: that would cost a worker two system calls a request. If the writer falls
 //! behind, lines are dropped and counted: a full disk or a slow pipe must never hold up a token.
 
 use std::fmt::{self, Write as _};
@@ -165,6 +165,10 @@ impl RequestLog {
         let mut waiting = self.lines.lock();
         let room = waiting.text.len() + line.len() <= WAITING;
         if room {
+            if waiting.text.is_empty() {
+                // The first since the last write: ten wake-ups a second at most, and none while nothing happens.
+                self.lines.changed.notify_all();
+            }
             waiting.text.push_str(&line);
         }
         room
@@ -187,8 +191,14 @@ fn write_lines(lines: &Lines) {
     let mut text = String::new();
     loop {
         let mut waiting = lines.lock();
+        while waiting.text.is_empty() && !waiting.closing {
+            waiting = lines
+                .changed
+                .wait(waiting)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
         if !waiting.closing {
-            waiting = lines.wait(waiting, INTERVAL);
+            waiting = lines.wait(waiting, INTERVAL); // others may follow
         }
         std::mem::swap(&mut waiting.text, &mut text);
         let closing = waiting.closing;

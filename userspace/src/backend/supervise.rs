@@ -18,7 +18,7 @@ use crate::picker::ledger::LedgerCell;
 use crate::state::{Backend, Phase, Pool, Shared, Snapshot};
 
 /// How often the snapshot is looked at. A reload is rare and not urgent; a look is one load.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Watches over all backends until the process aborts. Runs on the control plane's runtime.
 pub async fn supervise(shared: Arc<Shared>) {
