@@ -570,3 +570,20 @@ fn who_waits_in_line_gets_the_backends_of_a_reload() {
         assert_eq!(room.requests()[0].target, "/queued");
     }
 }
+
+#[test]
+fn a_refusal_says_when_to_come_back_as_its_own_pool_is_set() {
+    let mock = Mock::ok("{}");
+    let proxy = Config::new(&[&mock])
+        .pool("models = [\"a\"]\nretry_after = \"7s\"")
+        .backend_table(
+            "name = \"b1\"\nurl = \"http://127.0.0.1:1\"\n\
+             [[pool]]\nname = \"second\"\nretry_after = \"11s\"\n\
+             [pool.health]\nactive = false\npanic = false\n[pool.signals]\nscrape = false\n\
+             [[pool.backend]]\nname = \"gone\"\nurl = \"http://127.0.0.1:1\"",
+        )
+        .start();
+    let answer = proxy.exchange(request("POST", "/v1/completions", &[], "{\"model\":\"b\"}"));
+    assert_eq!(answer.status, 503, "{}", answer.head);
+    assert_eq!(answer.fields.get("retry-after"), Some("11"));
+}
