@@ -87,7 +87,7 @@ impl Exchange<'_> {
     /// Picks and charges a backend of `pool`; at the caps, waits in line.
     pub(super) async fn assign(&mut self, pool: &Arc<Pool>) -> Result<(), Fail> {
         let full = if pool.waiters.is_empty() {
-            match self.try_assign(pool) {
+            match self.try_assign(&self.as_now(pool)) {
                 Ok(assigned) => return self.accept(assigned),
                 Err(none) => none == NoPick::AllFull,
             }
@@ -114,6 +114,17 @@ impl Exchange<'_> {
         }
         self.assigned = Some(assigned);
         Ok(())
+    }
+
+    /// The pool of this name as it is now. A reload may have come since the request was read: who waits in line
+    /// must see the backends that came with it, and not stand in the way of those behind for ones that left.
+    fn as_now(&self, pool: &Arc<Pool>) -> Arc<Pool> {
+        let now = self.flow.worker.shared.snapshot.load();
+        if std::ptr::eq(&raw const **now, self.snapshot) {
+            return pool.clone();
+        }
+        let named = |other: &&Arc<Pool>| other.settings.name == pool.settings.name;
+        now.pools.iter().find(named).unwrap_or(pool).clone()
     }
 
     fn try_assign(&self, pool: &Arc<Pool>) -> Result<Assigned, NoPick> {
@@ -169,7 +180,7 @@ impl Exchange<'_> {
         }
         std::future::poll_fn(|cx| {
             if pool.waiters.is_first(&place.ticket) {
-                match self.try_assign(pool) {
+                match self.try_assign(&self.as_now(pool)) {
                     Ok(assigned) => return Poll::Ready(Ok(assigned)),
                     Err(NoPick::NoneAlive) => return Poll::Ready(Err(none_alive())),
                     Err(NoPick::AllFull) => {}

@@ -379,8 +379,9 @@ impl Exchange<'_> {
             || self.flow.worker.phase() != Phase::Serving;
         let id = self.head.id().to_owned();
         let asked = Some((id.as_str(), self.head.is_head, close));
+        let pool = self.pool.as_ref().or(self.snapshot.pools.first()).cloned();
         self.flow
-            .answer(fail.reason, fail.message, self.snapshot, asked)
+            .answer(fail.reason, fail.message, pool.as_deref(), asked)
             .await;
         if close { Next::Close } else { Next::KeepAlive }
     }

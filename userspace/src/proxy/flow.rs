@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use super::request::{Refusal, RequestHead, Rules};
 use super::scan::{Scan, Scanner};
 use super::timers::Timer;
 use super::worker::{OpenConnection, Worker};
-use crate::state::{Phase, Snapshot};
+use crate::state::{Phase, Pool, Snapshot};
 
 /// A client that was refused is listened to for this long, so that it reads the answer before a reset.
 const LINGER: Duration = Duration::from_secs(2);
@@ -109,7 +110,13 @@ impl Flow {
                 Err(NoHead::Quiet) => return Next::Gone,
                 Err(NoHead::Refused((reason, message))) => {
                     self.worker.shared.metrics.failures[reason as usize].inc();
-                    self.answer(reason, message, &snapshot, None).await;
+                    self.answer(
+                        reason,
+                        message,
+                        snapshot.pools.first().map(Arc::as_ref),
+                        None,
+                    )
+                    .await;
                     Next::Close
                 }
             };
@@ -309,16 +316,13 @@ impl Flow {
         &mut self,
         reason: Reason,
         message: &str,
-        snapshot: &Snapshot,
+        pool: Option<&Pool>,
         asked: Option<(&str, bool, bool)>,
     ) {
         let (id, head_only, close) = asked.map_or((None, false, true), |(id, head, close)| {
             (Some(id), head, close)
         });
-        let retry_after = snapshot
-            .pools
-            .first()
-            .map_or(Duration::from_secs(1), |pool| pool.settings.retry_after);
+        let retry_after = pool.map_or(Duration::from_secs(1), |pool| pool.settings.retry_after);
         let mut out = self.worker.buffers.take();
         answer::write(&mut out, reason, message, retry_after, id, close, head_only);
         // Small enough for any send buffer; a client that cannot take it has gone.

@@ -527,3 +527,63 @@ fn the_ledger_is_back_to_zero_after_a_mixed_crowd() {
     });
     assert_eq!(proxy.exchange(get("/ok")).status, 200);
 }
+
+#[test]
+fn who_waits_in_line_gets_the_backends_of_a_reload() {
+    // The one place is taken by a stream without end; the reload brings another backend, beside it or instead.
+    for instead in [false, true] {
+        let gate = Gate::new();
+        let held = gate.clone();
+        let full = Mock::answer(move |_| {
+            held.pass();
+            Reply::ok("{}")
+        });
+        let room = Mock::ok("{}");
+        let mut proxy = Config::new(&[&full])
+            .cap(1)
+            .pool("queue_deadline = \"600s\"")
+            .start();
+        let mut first = proxy.client();
+        first.send(request("POST", "/first", &[], "{}"));
+        full.wait_requests(1);
+        let mut queued = proxy.client();
+        queued.send(request("POST", "/queued", &[], "{}"));
+        eventually("the second waits", || {
+            proxy.metric("prefixlb_pool_waiting_requests", &[]) == 1.0
+        });
+        proxy.reload(|config| {
+            let more = config.backend(room.addr, "");
+            if instead {
+                more.without_backend(0)
+            } else {
+                more
+            }
+        });
+        assert_eq!(queued.read_response().status, 200, "instead: {instead}");
+        assert_eq!(
+            proxy.exchange(request("POST", "/third", &[], "{}")).status,
+            200
+        );
+        gate.open();
+        assert_eq!(first.read_response().status, 200);
+        proxy.wait_idle();
+        assert_eq!(room.requests()[0].target, "/queued");
+    }
+}
+
+#[test]
+fn a_refusal_says_when_to_come_back_as_its_own_pool_is_set() {
+    let mock = Mock::ok("{}");
+    let proxy = Config::new(&[&mock])
+        .pool("models = [\"a\"]\nretry_after = \"7s\"")
+        .backend_table(
+            "name = \"b1\"\nurl = \"http://127.0.0.1:1\"\n\
+             [[pool]]\nname = \"second\"\nretry_after = \"11s\"\n\
+             [pool.health]\nactive = false\npanic = false\n[pool.signals]\nscrape = false\n\
+             [[pool.backend]]\nname = \"gone\"\nurl = \"http://127.0.0.1:1\"",
+        )
+        .start();
+    let answer = proxy.exchange(request("POST", "/v1/completions", &[], "{\"model\":\"b\"}"));
+    assert_eq!(answer.status, 503, "{}", answer.head);
+    assert_eq!(answer.fields.get("retry-after"), Some("11"));
+}
