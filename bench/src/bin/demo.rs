@@ -43,8 +43,8 @@ async fn demo(args: &Args) -> std::io::Result<()> {
     let plan = Plan::published(args.seed, args.time_scale);
     let limits = Limits::default();
     println!(
-        "{ENGINES} simulated engines: {:.0} prompt tokens/s and {} tokens of KV cache each (Qwen3-32B on 2×H100, from \
-llm-d's published figures).\n{} dialogues × {} turns about documents of {:?} tokens; times are the engines', {}x as \
+        "{ENGINES} simulated engines: {:.0} prompt tokens/s each (Qwen3-32B on 2×H100, from llm-d's published \
+figures) and {} tokens of KV cache (chosen).\n{} dialogues × {} turns about documents of {:?} tokens; times are the engines', {}x as \
 fast as the clock.\n",
         limits.prefill_rate,
         limits.cache_tokens,
